@@ -40,12 +40,7 @@ def largest_input(layer: Layer, dy: tuple[int, ...]) -> ConvProblem:
         ConvError: no input gives this output.
     """
     words = {key: value for key, value in layer.arguments.items() if key != "input_shape"}
-    if "filter_shape" not in words:
-        raise ConvError(
-            "--dy must be accompanied by the shape of the filter",
-            "no filter is given",
-            "Give, for example, --filter 3x3x3x4",
-        )
+    configuration.require_filter(words)
     given = {"groups": 1, **words, "output_shape": dy}
     return offering(_largest_input, Names(), given)
 
@@ -102,11 +97,8 @@ def backwards_parts(layer: Layer, problem: ConvProblem, checked: bool = False) -
     count = prod(map(len, problem.valid_input_sizes))
     every = ", ".join(f"{axis.name} {_choice(axis.valid_input_sizes)}" for axis in problem.axes)
     images = f"{counted(problem.N, 'image')} of {counted(problem.C, 'channel')}"
-    answer = f"x and dx: {images}, {every}; "
-    if count == 1:
-        answer += "no other size fits this dy and w"
-    else:
-        answer += f"{count:,} different sizes fit this dy and w"
+    fitting = "no other size fits" if count == 1 else f"{count:,} different sizes fit"
+    answer = f"x and dx: {images}, {every}; {fitting} this dy and w"
     lines = [head, configuration.summary(problem), answer]
     if checked:
         lines.append(f"the given x {shape_text(layer.arguments['input_shape'])} matches this dy")
@@ -114,28 +106,22 @@ def backwards_parts(layer: Layer, problem: ConvProblem, checked: bool = False) -
     name = in_line(layer.name or layer.title or "")
     rows = []
     for axis in problem.axes:
-        sizes = axis.valid_input_sizes
-        for number, size in enumerate(sizes[:MOST_SIZES]):
-            of_size = axis.of_input(size)
-            rows.append(
-                (
-                    axis.name if number == 0 else "",
-                    str(size),
-                    f"{of_size.pad_before}, {of_size.pad_after}",
-                    f"{size - axis.first_input_size_for(axis.output)}",
-                    f"{of_size.formula}{_unread(of_size)}",
-                )
-            )
+        sizes, first = axis.valid_input_sizes, axis.first_input_size_for(axis.output)
+        for number, of_size in enumerate(map(axis.of_input, sizes[:MOST_SIZES])):
+            name_once = axis.name if number == 0 else ""
+            pads, why = f"{of_size.pad_before}, {of_size.pad_after}", of_size.formula
+            size = of_size.input
+            rows.append((name_once, str(size), pads, str(size - first), why + _unread(of_size)))
         if len(sizes) > MOST_SIZES:
             rows.append(("", "...", "", "", f"and so on, to {sizes[-1]}"))
     columns = ("axis", "input", "padding", "output_padding", "because")
-    why: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for axis in problem.axes:
-        why.setdefault(_why(axis), []).append(axis.name)
+        reasons.setdefault(_why(axis), []).append(axis.name)
     return [
         output.heading(*filter(None, [name, *lines])),
         Table(columns, tuple(rows), ("input", "output_padding")),
-        output.heading("why", *(f"{listed(names)}: {text}" for text, names in why.items())),
+        output.heading("why", *(f"{listed(names)}: {text}" for text, names in reasons.items())),
     ]
 
 
@@ -280,16 +266,13 @@ def sweep_table(sweep: Sweep, results: list[tuple[int, ConvProblem | ConvError]]
             rows.append((str(value), "-", "-", "-", "-", f"{result.rule}: {result.values}"))
             continue
         axes = result.axes
-        rows.append(
-            (
-                str(value),
-                shape_text(result.output_sizes),
-                _of_axes(f"{axis.pad_before}, {axis.pad_after}" for axis in axes),
-                _of_axes(interval_text(axis.valid_input_sizes) for axis in axes),
-                _of_axes(str(axis.unread_inputs) for axis in axes),
-                _of_axes(axis.formula for axis in axes),
-            )
+        cells = (
+            _of_axes(f"{axis.pad_before}, {axis.pad_after}" for axis in axes),
+            _of_axes(interval_text(axis.valid_input_sizes) for axis in axes),
+            _of_axes(str(axis.unread_inputs) for axis in axes),
+            _of_axes(axis.formula for axis in axes),
         )
+        rows.append((str(value), shape_text(result.output_sizes), *cells))
     columns = (sweep.word, "output", "padding", "inputs with this output", "unread", "because")
     return Table(columns, tuple(rows), (sweep.word,))
 

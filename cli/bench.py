@@ -6,23 +6,20 @@ import secrets
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from cupyconv import files
+from cupyconv.bench import suites as suite_layers
+from cupyconv.bench.suites import SuiteLayer
 from cupyconv.cli import INTERRUPTED, configuration, output, paths
 from cupyconv.errors import ConvError, require_word
 from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.markup import Paragraph, Section, Table, in_line
-from cupyconv.problem import ITEMSIZE, PASSES, counted, shape_text
-
-if TYPE_CHECKING:
-    from cupyconv.bench.suites import SuiteLayer
+from cupyconv.problem import ITEMSIZE, PASSES, counted
 
 QUICK_MINUTES = 2.0  # longest quick run, in minutes (hand-set)
-QUICK_SECONDS = 0.1  # s per measurement of a quick run (hand-set)
-QUICK_CPU_BATCH = 1  # batch size of a quick run on the CPU (hand-set)
 QUICK_CPU_FLOPS = 11e9  # most FLOP per pass of a quick run on the CPU, under 1 s (hand-set)
 
 
@@ -43,65 +40,35 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
 
 @click.command()
 @configuration.layer_options(named=False)
-@click.option(
-    "--suite",
-    "suites",
-    metavar="A,B",
-    callback=configuration.separated,
-    help="Benchmark only these suites.",
-)
-@click.option(
-    "--layer",
-    "names",
-    metavar="A,B",
-    callback=configuration.separated,
-    help="Benchmark only these layers.",
-)
+@configuration.list_option("--suite", "suites", "Benchmark only these suites.")
+@configuration.list_option("--layer", "names", "Benchmark only these layers.")
 @click.option(
     "--drawn", type=int, callback=_positive, metavar="N", help="Benchmark N random layers."
 )
-@click.option(
-    "--seed",
-    type=configuration.SEED,
-    help="Draw the random layers from this seed.  [default: a new one]",
+@configuration.seed_option(
+    "Draw the random layers from this seed.  [default: a new one]", default=None
 )
 @click.option("--list", "only_list", is_flag=True, help="List layers and suites, and exit.")
-@click.option(
-    "--dtype",
-    "dtypes",
-    metavar="A,B",
-    callback=configuration.words("dtype", lambda: ITEMSIZE),
-    help="Benchmark these dtypes.  [default: float16 on a GPU, float32 on the CPU]",
+@configuration.list_option(
+    *("--dtype", "dtypes"),
+    "Benchmark these dtypes.  [default: float16 on a GPU, float32 on the CPU]",
+    lambda: ITEMSIZE,
 )
 @configuration.passes_option
-@click.option(
-    "--impl",
-    "impls",
-    metavar="A,B",
+@configuration.list_option(
+    *("--impl", "impls", "Benchmark these implementations of cupyconv."),
     default="auto",
     show_default=True,
-    callback=configuration.separated,
-    help="Benchmark these implementations of cupyconv.",
 )
-@click.option(
-    "--layout",
-    "layouts",
-    metavar="A,B",
-    callback=configuration.words("layout", lambda: (CHANNELS_LAST, CHANNELS_FIRST)),
-    help="Measure in this memory order: channels_last or channels_first.  [default: both; the "
-    "report shows the faster]",
+@configuration.list_option(
+    *("--layout", "layouts"),
+    "Measure in this memory order: channels_last or channels_first.  [default: both; the report "
+    "shows the faster]",
+    lambda: (CHANNELS_LAST, CHANNELS_FIRST),
 )
-@click.option(
-    "--precision",
-    metavar="ieee|tf32|bf16x6",
-    default="ieee",
-    show_default=True,
-    help="Permit rounding float32 operands (tf32), or splitting them into bfloat16 (bf16x6).",
-)
-@click.option(
-    "--device",
-    metavar="cpu|gpu",
-    help="Run on the CPU or on the GPU.  [default: the GPU if there is one]",
+@configuration.precision_option(metavar="ieee|tf32|bf16x6")
+@configuration.text_option(
+    *("--device", "cpu|gpu"), "Run on the CPU or on the GPU.  [default: the GPU if there is one]"
 )
 @click.option("--quick", is_flag=True, help="Benchmark a few layers, for at most 2 minutes.")
 @click.option(
@@ -166,8 +133,6 @@ def command(
     Every pass is checked before it is timed; of a large result, only a part is checked.  Ctrl-C
     ends the run with a report of the results so far.  The JSON file is written after each layer.
     """
-    from cupyconv.bench import suites as bench
-
     if compare:
         return _compare(*map(Path, compare), options["json_path"])
     keys = [key for key in configuration.LAYER_OPTIONS if key in options]
@@ -185,7 +150,7 @@ def command(
             "Give one of them",
         )
     if drawn:
-        layers = bench.drawn(secrets.randbelow(10**6) if seed is None else seed, drawn)
+        layers = suite_layers.drawn(secrets.randbelow(10**6) if seed is None else seed, drawn)
     elif ways["a layer"]:
         notes: list[str] = []
         layers, readings = _configured(given, notes)
@@ -193,7 +158,7 @@ def command(
         if texts and paths.STANDARD not in (options["json_path"], options["plot_path"]):
             output.draw(*texts)
     else:
-        layers = bench.select(suites, names)
+        layers = suite_layers.select(suites, names)
     if only_list:
         _list(layers, options["json_path"])
         return 0
@@ -204,45 +169,31 @@ def _measure(
     layers: tuple[SuiteLayer, ...],
     *,
     chosen: bool,
-    dtypes: tuple[str, ...],
-    passes: tuple[str, ...],
-    impls: tuple[str, ...],
-    layouts: tuple[str, ...],
-    precision: str,
     device: str | None,
     quick: bool,
-    seconds: float | None,
-    minutes: float | None,
     peers: str,
     json_path: str | None,
     plot_path: str | None,
+    **how: Any,
 ) -> int:
+    """Run the benchmark; ``how`` has the other options, which are fields of ``Options``."""
     from cupyconv.bench import places, plot, report
     from cupyconv.bench.data import LAYOUTS
     from cupyconv.bench.results import Results
-    from cupyconv.bench.run import Options, run
+    from cupyconv.bench.run import SECONDS, Options, run
     from cupyconv.planning import PRECISIONS
 
-    require_word("precision", precision, PRECISIONS)
+    require_word("precision", how["precision"], PRECISIONS)
     place = places.of(device)
-    _require_impls(impls, place.name)
+    _require_impls(how["impls"], place.name)
     about = counted(len(layers), "layer")
     if quick:
         layers, about = _quick(layers, chosen, place.name)
-        minutes = min(minutes or QUICK_MINUTES, QUICK_MINUTES)
-        seconds = seconds or QUICK_SECONDS
-    asked = Options(
-        layers=layers,
-        dtypes=dtypes or (("float16",) if place.name == "gpu" else ("float32",)),
-        passes=passes or PASSES,
-        impls=impls,
-        layouts=layouts or LAYOUTS,
-        precision=precision,
-        seconds=seconds,
-        minutes=minutes,
-        torch=peers == "torch",
-        arguments=tuple(sys.argv[2:]),
-    )
+        how["minutes"] = min(how["minutes"] or QUICK_MINUTES, QUICK_MINUTES)
+        how["seconds"] = how["seconds"] or min(SECONDS.values())
+    how["dtypes"] = how["dtypes"] or (("float16",) if place.name == "gpu" else ("float32",))
+    how["passes"], how["layouts"] = how["passes"] or PASSES, how["layouts"] or LAYOUTS
+    asked = Options(layers, **how, torch=peers == "torch", arguments=tuple(sys.argv[2:]))
     paths.require_one_output(json_path, plot_path, as_json=False)
     paths.require_writable("--json", json_path)
     paths.require_writable("--plot", plot_path, ".svg")
@@ -287,19 +238,17 @@ def _configured(
 
     ``notes`` as for ``read_layers``.
     """
-    from cupyconv.bench import suites
-
     config = options["config"] or options["model"]
     stem = Path(config).stem if config else ""
     layers, readings = [], []
     for number, layer in enumerate(configuration.read_layers(options, notes), 1):
         problem = layer.problem()
         readings += configuration.notes_on_shapes(layer, problem)
-        shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
-        name = layer.name or (f"{stem}-{number}" if config else shapes)
+        unnamed = f"{stem}-{number}" if config else configuration.operands_text(problem)
+        name = layer.name or unnamed
         if layer.is_transposed:
             readings.append(f"{name}: {configuration.TRANSPOSED_PASSES}")
-        layers.append(suites.SuiteLayer(name, problem, layer.title or stem))
+        layers.append(SuiteLayer(name, problem, layer.title or stem))
     names = [layer.name for layer in layers]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -315,24 +264,21 @@ def _quick(
     layers: tuple[SuiteLayer, ...], chosen: bool, device: str
 ) -> tuple[tuple[SuiteLayer, ...], str]:
     """Return the layers of a quick run, and their description."""
-    from cupyconv.bench import suites
-
     count = len(layers)
     if not chosen:
-        layers = tuple(layer for layer in layers if layer.name in suites.QUICK)
+        layers = tuple(layer for layer in layers if layer.name in suite_layers.QUICK)
     about = f"a quick look at {len(layers)} of {count} layers"
     if device == "gpu":
         return layers, about
-    layers = tuple(suites.with_batch(layer, QUICK_CPU_BATCH) for layer in layers)
+    layers = tuple(suite_layers.with_batch(layer, 1) for layer in layers)
     small = tuple(layer for layer in layers if layer.problem.flops <= QUICK_CPU_FLOPS)
     if not small:
         raise ConvError(
             f"a quick run on the CPU must have passes of at most {QUICK_CPU_FLOPS / 1e9:g} GFLOP",
-            f"{layers[0].name} has {layers[0].problem.flops / 1e9:.0f} GFLOP at batch "
-            f"{QUICK_CPU_BATCH}",
+            f"{layers[0].name} has {layers[0].problem.flops / 1e9:.0f} GFLOP at batch 1",
             "Leave --quick out",
         )
-    return small, f"a quick look at {len(small)} of {count} layers, batch {QUICK_CPU_BATCH}"
+    return small, f"a quick look at {len(small)} of {count} layers, batch 1"
 
 
 def _require_impls(impls: tuple[str, ...], place: str) -> None:
@@ -362,8 +308,6 @@ def _compare(old: Path, new: Path, json_path: str | None) -> int:
 
 
 def _list(layers: tuple[SuiteLayer, ...], json_path: str | None) -> None:
-    from cupyconv.bench import suites
-
     if json_path is not None:
         entries = [
             {
@@ -375,14 +319,14 @@ def _list(layers: tuple[SuiteLayer, ...], json_path: str | None) -> None:
             }
             for layer in layers
         ]
-        paths.write_json(json_path, {"layers": entries, "suites": list(suites.suites())})
+        paths.write_json(json_path, {"layers": entries, "suites": list(suite_layers.suites())})
         return
-    table = output.table("layer", "kind", "x * w", "source")
-    for layer in layers:
-        problem = layer.problem
-        shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
-        table.add_row(in_line(layer.name), layer.kind, shapes, in_line(layer.source))
-    output.draw(table, output.heading("Suites", ", ".join(suites.suites())))
+    rows = [
+        (in_line(one.name), one.kind, configuration.operands_text(one.problem), in_line(one.source))
+        for one in layers
+    ]
+    table = output.table(("layer", "kind", "x * w", "source"), rows)
+    output.draw(table, output.heading("Suites", ", ".join(suite_layers.suites())))
 
 
 def _plain(section: Section) -> dict[str, Any]:

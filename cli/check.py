@@ -36,25 +36,6 @@ SHOWN_COMMANDS = 3
 """Largest number of printed commands that reproduce a failure (hand-set)."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A comparison that failed.
-
-    Attributes:
-        data: kind of data: "integer", with exact comparison, or "random".
-        tensor: name of the wrong result; "adjoint identity" if the inner products differ; "all"
-            if the computation raised an exception.
-        reason: description of the fault.
-    """
-
-    layer: Layer
-    problem: ConvProblem
-    implementation: str
-    data: str
-    tensor: str
-    reason: str
-
-
 @dataclass
 class Count:
     """Numbers of comparisons and failures, and the largest ratio of a difference to its bound.
@@ -76,12 +57,15 @@ class Tally:
         counts: Count of each (implementation, dtype).
         refused: number of problems for which the implementation supports no pass, by
             implementation.
+        failures: failed comparisons, as --json prints them.  "data" is "integer", compared exactly,
+            or "random".  "tensor" is the wrong result; "adjoint identity" if the inner products
+            differ; "all" if the computation raised an exception.
     """
 
     configurations: int = 0
     counts: defaultdict[tuple[str, str], Count] = field(default_factory=lambda: defaultdict(Count))
     refused: Counter[str] = field(default_factory=Counter)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def comparisons(self) -> int:
@@ -106,12 +90,8 @@ class Tally:
     multiple=True,
     help="Check this implementation.  Repeatable.  [default: all]",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "gpu"]),
-    default="auto",
-    show_default=True,
-    help="Check on this device; auto checks the CPU, and the GPU if there is one.",
+@configuration.place_option(
+    "Check on this device; auto checks the CPU, and the GPU if there is one."
 )
 @click.option(
     "--random",
@@ -122,13 +102,7 @@ class Tally:
     show_default=True,
     help="Check N random configurations in addition.",
 )
-@click.option(
-    "--seed",
-    type=configuration.SEED,
-    default=0,
-    show_default=True,
-    help="Draw data from this seed.",
-)
+@configuration.seed_option("Draw data from this seed.")
 @output.json_option
 def command(
     dtypes: tuple[str, ...],
@@ -172,7 +146,7 @@ def command(
     if as_json:
         output.write_json(_as_json(tally, places, not_checked, seed))
     else:
-        output.draw(*_tables(tally, not_checked, seed))
+        output.draw(*_tables(tally, not_checked))
     return 1 if tally.failures else 0
 
 
@@ -222,9 +196,8 @@ def _random_layers(count: int, seed: int) -> Iterator[Layer]:
         pads = [0] * rank if padding == "valid" else spans
         if isinstance(padding, list):
             pads = [before + after for before, after in padding]
-        sizes = [
-            max(span - pad, 1) + draw.randint(0, 7) for span, pad in zip(spans, pads, strict=True)
-        ]
+        least = (max(span - pad, 1) for span, pad in zip(spans, pads, strict=True))
+        sizes = [size + draw.randint(0, 7) for size in least]
         batch, channels = draw.choice((0, 1, 2, 3)), per_group * groups
         letters = {"N": batch, "C": channels, "O": filters, "I": per_group}
         axes = "DHW"[-rank:]
@@ -275,7 +248,16 @@ def _check(
                 count.worst_share_of_bound = max(count.worst_share_of_bound, share)
                 if wrong is not None:
                     count.failures += 1
-                    tally.failures.append(Failure(layer, problem, name, kind, tensor, wrong))
+                    failure = {
+                        **configuration.as_json(layer, problem),
+                        "implementation": name,
+                        "data": kind,
+                        "tensor": tensor,
+                        "reason": wrong,
+                        "command": f"cupyconv check {configuration.as_options(problem)} "
+                        f"--dtype {problem.dtype} --impl {name} --seed {seed}",
+                    }
+                    tally.failures.append(failure)
 
 
 def _supported(problem: ConvProblem, place: Place, name: str) -> tuple[str, ...]:
@@ -333,16 +315,16 @@ def _compare(
 # -- printing --------------------------------------------------------------------------------------
 
 
-def _tables(tally: Tally, not_checked: dict[str, str], seed: int) -> list[Any]:
+def _tables(tally: Tally, not_checked: dict[str, str]) -> list[Any]:
     numbers = ("comparisons", "failures", "worst / bound")
-    table = output.table("implementation", "dtype", *numbers, right=numbers)
+    rows = []
     for key, count in tally.counts.items():
         worst = count.worst_share_of_bound
         share = f"{worst:.0%}" if worst <= 1 else "over 100%"
-        table.add_row(*key, str(count.comparisons), str(count.failures), share)
-    parts = [table]
+        rows.append((*key, str(count.comparisons), str(count.failures), share))
+    parts = [output.table(("implementation", "dtype", *numbers), rows, numbers)]
     if tally.failures:
-        parts += [_failure_table(tally.failures), _again(tally.failures, seed)]
+        parts += [_failure_table(tally.failures), _again(tally.failures)]
     notes = [
         f"{name} does not support {counted(count, 'combination')} of configuration and dtype"
         for name, count in tally.refused.items()
@@ -359,21 +341,22 @@ def _tables(tally: Tally, not_checked: dict[str, str], seed: int) -> list[Any]:
     return [*parts, "\n".join(notes)]
 
 
-def _failure_table(failures: list[Failure]) -> Any:
-    table = output.table("failed", "implementation", "data", "result", "what is wrong")
-    for failure in failures[:SHOWN_FAILURES]:
-        table.add_row(
-            in_line(failure.layer.name or "layer"),
-            failure.implementation,
-            f"{failure.data} {failure.problem.dtype}",
-            failure.tensor,
-            failure.reason,
+def _failure_table(failures: list[dict[str, Any]]) -> Any:
+    rows = [
+        (
+            in_line(one["name"] or "layer"),
+            one["implementation"],
+            f"{one['data']} {one['configuration']['dtype']}",
+            one["tensor"],
+            one["reason"],
         )
-    return table
+        for one in failures[:SHOWN_FAILURES]
+    ]
+    return output.table(("failed", "implementation", "data", "result", "what is wrong"), rows)
 
 
-def _again(failures: list[Failure], seed: int) -> Any:
-    commands = dict.fromkeys(_command(failure, seed) for failure in failures)
+def _again(failures: list[dict[str, Any]]) -> Any:
+    commands = dict.fromkeys(failure["command"] for failure in failures)
     lines = list(commands)[:SHOWN_COMMANDS]
     hidden = len(failures) - SHOWN_FAILURES
     if hidden > 0:
@@ -393,25 +376,7 @@ def _as_json(
         ],
         "refused": {name: tally.refused[name] for name in places},
         "not_checked": not_checked,
-        "failures": [
-            {
-                **configuration.as_json(failure.layer, failure.problem),
-                "implementation": failure.implementation,
-                "data": failure.data,
-                "tensor": failure.tensor,
-                "reason": failure.reason,
-                "command": _command(failure, seed),
-            }
-            for failure in tally.failures
-        ],
+        "failures": tally.failures,
         "seed": seed,
         "passed": not tally.failures,
     }
-
-
-def _command(failure: Failure, seed: int) -> str:
-    """Return a command that reproduces the failure."""
-    return (
-        f"cupyconv check {configuration.as_options(failure.problem)} "
-        f"--dtype {failure.problem.dtype} --impl {failure.implementation} --seed {seed}"
-    )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cupyconv import ConvError, ConvProblem
-from cupyconv.checking import ROUNDOFF, Agreement
+from cupyconv.checking import ROUNDOFF, Agreement, adjoint_agreement
 from cupyconv.cli import data, output, paths
 
 THREADS = 2
@@ -55,12 +55,7 @@ def open_array(option: str, place: str) -> Any:
             f"{path} is neither, or is damaged ({' '.join(str(error).split())[:120]})",
             "Write it with numpy.save or cupyconv.dask.to_zarr",
         ) from None
-    if array.dtype.kind not in "biufc":
-        raise ConvError(
-            f"{option} must be an array of numbers",
-            f"{path} has dtype {array.dtype}",
-            "Write it again with a dtype such as float32",
-        )
+    data.require_numbers(option, path, array.dtype)
     return array
 
 
@@ -164,12 +159,8 @@ def adjoint(
     The largest difference is divided by the largest product of norms, such as |y| |dy|.
     """
     scale = max(norms[a] * norms[b] for a, b in (("y", "dy"), ("x", "dx"), ("w", "dw")))
-    values = list(products.values())
-    difference = None
-    if math.isfinite(scale) and all(map(math.isfinite, values)):
-        difference = (max(values) - min(values)) / scale if scale else 0.0
     bound = _SLACK * ROUNDOFF[problem.dtype]
-    return Agreement("adjoint identity", "y, dx, dw", "3 inner products", 3, difference, bound)
+    return adjoint_agreement(products, scale, bound, is_finite=math.isfinite(scale))
 
 
 @contextmanager

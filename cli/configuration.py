@@ -156,12 +156,7 @@ class Layer:
         """
         rules = {k: v for k, v in self.arguments.items() if k not in _TRANSPOSED_KEYS}
         given = {**ConvOptions()._asdict(), "dtype": "float32", **rules, "input_shape": y}
-        if "filter_shape" not in given:
-            raise ConvError(
-                "--dy must be accompanied by the shape of the filter",
-                "no filter is given",
-                "Give, for example, --filter 3x3x3x4",
-            )
+        require_filter(given)
         problem = offering(partial(named_problem, _TRANSPOSED_NAMES), _TRANSPOSED_NAMES, given)
         shapes = {"input_shape": problem.output_shape, "output_shape": y}
         if self.arguments.keys() & {"output_padding", "output_shape"}:
@@ -398,21 +393,48 @@ def completing(words: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
     return lambda _context, _option, start: [word for word in words() if word.startswith(start)]
 
 
-def words(what: str, known: Callable[[], Iterable[str]]) -> Callable:
-    """Return an option callback that parses comma-separated values and rejects unknown values."""
+def text_option(
+    name: str,
+    metavar: str,
+    help: str,
+    words: Callable[[], Iterable[str]] | None = None,
+    **settings: Any,
+) -> Callable:
+    """Return an option whose value is a text.
 
-    def read(context: click.Context, option: click.Parameter, value: str | None) -> Any:
-        words = separated(context, option, value)
-        for word in words:
-            require_word(what, word, known())
+    Args:
+        words: function that returns the values that the shell completes.
+        settings: other arguments of ``click.option``.
+    """
+    complete = None if words is None else completing(words)
+    return click.option(name, metavar=metavar, help=help, shell_complete=complete, **settings)
+
+
+def list_option(
+    name: str,
+    parameter: str,
+    help: str,
+    known: Callable[[], Iterable[str]] | None = None,
+    **settings: Any,
+) -> Callable:
+    """Return an option of comma-separated values, which are passed as ``parameter``.
+
+    Args:
+        known: function that returns the valid values; None if the command checks the values.
+        settings: other arguments of ``click.option``.
+    """
+
+    def read(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
+        words = _separated(name, value)
+        for word in words if known else ():
+            require_word(name.lstrip("-"), word, known())
         return words
 
-    return read
+    settings = {"metavar": "A,B", "callback": read, "help": help, **settings}
+    return click.option(name, parameter, **settings)
 
 
-def separated(
-    _context: click.Context, option: click.Parameter, value: str | None
-) -> tuple[str, ...]:
+def _separated(name: str, value: str | None) -> tuple[str, ...]:
     """Return the comma-separated values of an option; empty if the option is absent.
 
     Raises:
@@ -422,7 +444,7 @@ def separated(
     words = tuple(dict.fromkeys(filter(None, map(str.strip, (value or "").split(",")))))
     if value is not None and not words:
         raise ConvError(
-            f"{option.opts[0]} must have one or more values, separated by commas",
+            f"{name} must have one or more values, separated by commas",
             f"got {shown(value)}",
             "Give a value, or leave the option out",
         )
@@ -439,100 +461,75 @@ def _list_presets(ctx: click.Context, _param: click.Parameter, asked: bool) -> N
     if ctx.params.get("as_json"):
         output.write_json({"presets": [as_json(*entry) for entry in presets]})
         ctx.exit()
-    table = output.table("preset", "x * w", "what it shows")
-    for layer, problem in presets:
-        shapes = f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
-        table.add_row(str(layer.name), shapes, layer.title or "")
-    output.draw(table)
+    rows = [
+        (str(layer.name), operands_text(problem), layer.title or "") for layer, problem in presets
+    ]
+    output.draw(output.table(("preset", "x * w", "what it shows"), rows))
     ctx.exit()
 
 
-_layer_option = click.option(
-    "--layer", metavar="NAME", help="Use only the layer of this name from --config or --model."
+_PER_AXIS = "one number for all spatial axes, or one per axis, such as 2x1.  [default: 1]"
+
+_layer_option = text_option(
+    "--layer", "NAME", "Use only the layer of this name from --config or --model."
 )
 
-_OPTIONS = (
-    click.option(
-        "--input",
-        metavar="SHAPE",
-        help="Set the shape of x, such as 1x5x5x3; the same as the argument INPUT.",
-    ),
-    click.option(
-        "--filter",
-        metavar="SHAPE",
-        help="Set the shape of w, such as 3x3x3x4; the same as the argument FILTER.",
-    ),
-    click.option(
-        "--stride",
-        metavar="N|NxN",
-        help="Set the stride: one number for all spatial axes, or one per axis, such as 2x1.  "
-        "[default: 1]",
-    ),
-    click.option(
-        "--padding",
-        shell_complete=completing(lambda: PADDING_WORDS),
-        metavar="PADDING",
-        help="Set the padding: same, valid, same_lower, 1, 1,2 (per axis) or 1:2,0:1 "
-        "(before:after).  "
+_VALUES: tuple[tuple[Any, ...], ...] = (
+    ("--input", "SHAPE", "Set the shape of x, such as 1x5x5x3; the same as the argument INPUT."),
+    ("--filter", "SHAPE", "Set the shape of w, such as 3x3x3x4; the same as the argument FILTER."),
+    ("--stride", "N|NxN", f"Set the stride: {_PER_AXIS}"),
+    (
+        *("--padding", "PADDING"),
+        "Set the padding: same, valid, same_lower, 1, 1,2 (per axis) or 1:2,0:1 (before:after).  "
         "[default: 0]",
+        lambda: PADDING_WORDS,
     ),
-    click.option(
-        "--dilation",
-        metavar="N|NxN",
-        help="Set the dilation: one number for all spatial axes, or one per axis, such as 2x1.  "
-        "[default: 1]",
+    ("--dilation", "N|NxN", f"Set the dilation: {_PER_AXIS}"),
+    (
+        *("--groups", "N"),
+        "Set the number of groups; a depthwise layer has one per input channel.  [default: 1]",
     ),
-    click.option(
-        "--groups",
-        metavar="N",
-        help="Set the number of groups; a depthwise layer has one per input channel.  [default: 1]",
+    (
+        *("--data-format", "WORD"),
+        "Set the axis order of x and y, such as NHWC.  [default: NCHW]",
+        lambda: chain.from_iterable(map(data_formats, SPATIAL_AXES)),
     ),
-    click.option(
-        "--data-format",
-        metavar="WORD",
-        shell_complete=completing(lambda: chain.from_iterable(map(data_formats, SPATIAL_AXES))),
-        help="Set the axis order of x and y, such as NHWC.  [default: NCHW]",
+    (
+        *("--filter-format", "WORD"),
+        "Set the axis order of w, such as HWIO.  [default: OIHW, or HWIO with NHWC]",
     ),
-    click.option(
-        "--filter-format",
-        metavar="WORD",
-        help="Set the axis order of w, such as HWIO.  [default: OIHW, or HWIO with NHWC]",
-    ),
+)
+"""Name, metavar, help and completed values of the options of an ordinary layer."""
+
+_OPTIONS = (
+    *starmap(text_option, _VALUES),
     click.option(
         "--transposed",
         is_flag=True,
         default=None,
         help="Use a transposed convolution (deconvolution), whose input has the shape INPUT.",
     ),
-    click.option(
-        "--output-padding",
-        metavar="N|NxN",
-        help="Set the size of a transposed layer's result minus the smallest possible size, per "
-        "axis; less than the stride.  [default: 0, or stride - 1 with SAME padding]",
+    text_option(
+        *("--output-padding", "N|NxN"),
+        "Set the size of a transposed layer's result minus the smallest possible size, per axis; "
+        "less than the stride.  [default: 0, or stride - 1 with SAME padding]",
     ),
-    click.option(
-        "--output-shape",
-        metavar="SHAPE",
-        help="Set the shape of a transposed layer's result, instead of --output-padding.",
+    text_option(
+        *("--output-shape", "SHAPE"),
+        "Set the shape of a transposed layer's result, instead of --output-padding.",
     ),
-    click.option(
-        "--config",
-        type=paths.FILE,
-        metavar="FILE",
-        help="Read layers from a TOML, JSON or CSV file, whose keys are these options.",
+    paths.file_option(
+        "--config", "Read layers from a TOML, JSON or CSV file, whose keys are these options."
     ),
-    click.option(
+    paths.file_option(
         "--model",
-        type=paths.FILE,
+        "Read the convolutions of an ONNX model; --input NAME=SHAPE sets its unknown sizes.",
         metavar="FILE.onnx",
-        help="Read the convolutions of an ONNX model; --input NAME=SHAPE sets its unknown sizes.",
     ),
     _layer_option,
-    click.option(
-        "--preset",
-        metavar="NAME",
-        shell_complete=completing(lambda: (str(layer.name) for layer in read_file(PRESETS))),
-        help="Use the built-in layer with this name.",
+    text_option(
+        *("--preset", "NAME", "Use the built-in layer with this name."),
+        lambda: (str(layer.name) for layer in read_file(PRESETS)),
     ),
     click.option(
         "--list-presets",
@@ -543,12 +540,10 @@ _OPTIONS = (
     ),
 )
 
-dtype_option = click.option(
-    "--dtype",
-    metavar="DTYPE",
-    shell_complete=completing(lambda: ITEMSIZE),
-    help=f"Set the dtype: {', '.join(list(ITEMSIZE)[:-1])} or {list(ITEMSIZE)[-1]}.  "
-    "[default: float32]",
+dtype_option = text_option(
+    *("--dtype", "DTYPE"),
+    f"Set the dtype: {', '.join(list(ITEMSIZE)[:-1])} or {list(ITEMSIZE)[-1]}.  [default: float32]",
+    lambda: ITEMSIZE,
 )
 
 
@@ -556,7 +551,8 @@ def devices_option(
     help: str, known: Iterable[str] = (*DEVICES, *CARDS), default: tuple[str, ...] = ()
 ) -> Callable[[Callable], Callable]:
     """Add the repeatable option ``--device``, whose values are passed as ``devices``."""
-    shown_default = f"  [default: {' and '.join(default)}]" if default else ""
+    if default:
+        help += f"  [default: {' and '.join(default)}]"
     return click.option(
         "--device",
         "devices",
@@ -564,65 +560,59 @@ def devices_option(
         shell_complete=completing(lambda: known),
         multiple=True,
         default=default,
-        help=help + shown_default,
+        help=help,
     )
 
 
-precision_option = click.option(
-    "--precision",
-    metavar="WORD",
-    shell_complete=completing(lambda: PRECISIONS),
-    default="ieee",
-    show_default=True,
-    help="Permit rounding float32 operands (tf32), or splitting them into bfloat16 (bf16x6).",
-)
+def place_option(help: str) -> Callable[[Callable], Callable]:
+    """Add the option ``--device`` of commands that compute, whose default is auto."""
+    kind = click.Choice(["auto", "cpu", "gpu"])
+    return click.option("--device", type=kind, default="auto", show_default=True, help=help)
 
-impl_option = click.option(
-    "--impl",
-    metavar="NAME",
-    shell_complete=completing(lambda: ("auto", *FAMILIES)),
+
+def precision_option(metavar: str = "WORD") -> Callable[[Callable], Callable]:
+    """Add the option ``--precision``."""
+    help = "Permit rounding float32 operands (tf32), or splitting them into bfloat16 (bf16x6)."
+    words = {"words": lambda: PRECISIONS, "default": "ieee", "show_default": True}
+    return text_option("--precision", metavar, help, **words)
+
+
+impl_option = text_option(
+    *("--impl", "NAME", "Use this implementation; auto lets the planner choose."),
+    lambda: ("auto", *FAMILIES),
     default="auto",
     show_default=True,
-    help="Use this implementation; auto lets the planner choose.",
 )
 
-passes_option = click.option(
-    "--pass",
-    "passes",
-    metavar="A,B",
-    callback=words("pass", lambda: PASSES),
-    help=f"Use only these passes: {', '.join(PASSES)}.  [default: all]",
+passes_option = list_option(
+    *("--pass", "passes", f"Use only these passes: {', '.join(PASSES)}.  [default: all]"),
+    lambda: PASSES,
 )
 
-SEED = click.IntRange(0, LARGEST)
-"""Option type of seeds for random data."""
 
-values_option = click.option(
-    "--values",
-    metavar="WORD",
-    shell_complete=completing(lambda: KINDS),
-    help="Draw random data of this kind: normal, or integers (from -3 to 3).  [default: normal]",
+def seed_option(help: str, default: int | None = 0) -> Callable[[Callable], Callable]:
+    """Add the option ``--seed``; without a default value, ``help`` states the default."""
+    how = {"default": default, "show_default": default is not None}
+    return click.option("--seed", type=click.IntRange(0, LARGEST), help=help, **how)
+
+
+values_option = text_option(
+    *("--values", "WORD"),
+    "Draw random data of this kind: normal, or integers (from -3 to 3).  [default: normal]",
+    lambda: KINDS,
 )
 
 
 def data_options(command: Callable) -> Callable:
     """Add --x, --w, --dy, --seed and --values, which say where a layer's tensors come from."""
-    files = "Read %s from .npy or .npz (FILE.npz:NAME).  [default: random]"
-    shape = (
-        "Read dy from .npy or .npz (FILE.npz:NAME), or check that it has this shape.  "
-        "[default: random]"
-    )
+    file = "Read {} from .npy or .npz (FILE.npz:NAME){}.  [default: random]"
     options = (
-        click.option("--x", type=paths.FILE, metavar="FILE", help=files % "x"),
-        click.option("--w", type=paths.FILE, metavar="FILE", help=files % "w"),
-        click.option("--dy", type=paths.FILE, metavar="FILE|SHAPE", help=shape),
-        click.option(
-            "--seed",
-            type=SEED,
-            default=0,
-            show_default=True,
-            help="Draw random data from this seed.",
+        paths.file_option("--x", file.format("x", "")),
+        paths.file_option("--w", file.format("w", "")),
+        paths.file_option(
+            "--dy", file.format("dy", ", or check that it has this shape"), metavar="FILE|SHAPE"
         ),
+        seed_option("Draw random data from this seed."),
         values_option,
     )
     for option in reversed(options):
@@ -689,6 +679,24 @@ configuration_options = layer_options()
 
 LAYER_OPTIONS = (*_READERS, "config", "model", "preset")
 """Names of the options that ``layer_options`` adds, except --layer; --dtype is one of them."""
+
+
+def require_single(layers: Sequence[Layer], rule: str) -> None:
+    """Check that the options select one layer; ``rule`` is the first part of the error."""
+    if len(layers) > 1:
+        raise ConvError(
+            rule, f"the configuration has {len(layers)} layers", "Choose one with --layer NAME"
+        )
+
+
+def require_filter(arguments: Mapping[str, Any]) -> None:
+    """Check that the arguments of a layer have the shape of w, which --dy needs."""
+    if "filter_shape" not in arguments:
+        raise ConvError(
+            "--dy must be accompanied by the shape of the filter",
+            "no filter is given",
+            "Give, for example, --filter 3x3x3x4",
+        )
 
 
 def read_layers(options: Mapping[str, Any], notes: list[str] | None = None) -> list[Layer]:
@@ -851,16 +859,11 @@ def _csv(text: str) -> dict[str, Any]:
     delimiter = max(",;\t", key=header.count)
     lines = io.StringIO(text, newline="")
     rows = csv.DictReader(lines, restkey="a column without a heading", delimiter=delimiter)
-    return {
-        "layers": [
-            {
-                key: flags.get(str(cell).lower(), cell) if key == "transposed" else cell
-                for key, cell in row.items()
-                if cell
-            }
-            for row in rows
-        ]
-    }
+    layers = [{key: cell for key, cell in row.items() if cell} for row in rows]
+    for layer in layers:
+        if "transposed" in layer:
+            layer["transposed"] = flags.get(layer["transposed"].lower(), layer["transposed"])
+    return {"layers": layers}
 
 
 _FORMATS: Mapping[str, tuple[str, Callable[[str], dict[str, Any]], str]] = {
@@ -907,15 +910,11 @@ def read_file(path: Path) -> list[Layer]:
         )
     listed = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
     if not listed or not tables:
-        raise ConvError(
-            f"the layers of {path} must be [[layer]] tables"
-            if name == "TOML"
-            else f"{path} must have a list of layers",
-            f"got {shown(tables)}",
-            "Write [[layer]], with two brackets, above each layer"
-            if name == "TOML"
-            else f"Write {example}",
-        )
+        rule, remedy = f"{path} must have a list of layers", f"Write {example}"
+        if name == "TOML":
+            rule = f"the layers of {path} must be [[layer]] tables"
+            remedy = "Write [[layer]], with two brackets, above each layer"
+        raise ConvError(rule, f"got {shown(tables)}", remedy)
     return [_layer(f"layer {number} of {path.name}", t) for number, t in enumerate(tables, 1)]
 
 
@@ -977,6 +976,11 @@ def as_json(layer: Layer, problem: ConvProblem) -> dict[str, Any]:
     return {"name": layer.name, "title": layer.title, "configuration": entries}
 
 
+def operands_text(problem: ConvProblem) -> str:
+    """Return the shapes of x and w, such as ``1x5x5x3 * 3x3x3x4``."""
+    return f"{shape_text(problem.input_shape)} * {shape_text(problem.filter_shape)}"
+
+
 def as_options(problem: ConvProblem) -> str:
     """Return the command-line options of a problem, except --dtype."""
     shapes = {"input_shape": problem.input_shape, "filter_shape": problem.filter_shape}
@@ -1031,17 +1035,8 @@ def summary(problem: ConvProblem, other: Mapping[str, str] | None = None) -> str
     if padding == "explicit":
         sides = [str(b) if b == a else f"{b}:{a}" for b, a in problem.padding]
         padding = sides[0] if len(set(sides)) == 1 else ",".join(sides)
-    words = {
-        "stride": one(problem.stride),
-        "padding": padding,
-        "dilation": one(problem.dilation),
-        **(other or {}),
-    }
-    return ", ".join(
-        [
-            *(f"{word} {text}" for word, text in words.items()),
-            f"groups {problem.groups}",
-            f"{problem.data_format} with {problem.filter_format}",
-            problem.dtype,
-        ]
-    )
+    words = {"stride": one(problem.stride), "padding": padding, "dilation": one(problem.dilation)}
+    words |= other or {}
+    texts = [f"{word} {text}" for word, text in words.items()]
+    formats = f"{problem.data_format} with {problem.filter_format}"
+    return ", ".join([*texts, f"groups {problem.groups}", formats, problem.dtype])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -88,12 +88,8 @@ class ArrayFile:
                         size = packed.getinfo(self._member).file_size
                         with packed.open(self._member) as unpacked:
                             self._read_header(unpacked, size)
-        if self.dtype.kind not in "biufc" and self.dtype != arrays.numpy_dtype("bfloat16"):
-            raise ConvError(
-                f"{option} must be an array of numbers",
-                f"{self._path} has dtype {self.dtype}",
-                "Write it again with a dtype such as float32",
-            )
+        if self.dtype != arrays.numpy_dtype("bfloat16"):
+            require_numbers(option, self._path, self.dtype)
 
     def read(self) -> np.ndarray:
         """Return the array, in native byte order.
@@ -102,14 +98,9 @@ class ArrayFile:
             ConvError: the file is damaged, or the array does not fit into main memory.
             OSError: the file cannot be read.
         """
-        needed, available = prod(self.shape) * self.dtype.itemsize, available_memory()
-        if available is not None and needed > available:
-            raise ConvError(
-                f"{self._option} must fit into main memory",
-                f"the array in {self._path} has {bytes_text(needed)}, "
-                f"{bytes_text(available)} is available",
-                "Use a smaller array",
-            )
+        needed, rule = prod(self.shape) * self.dtype.itemsize, "must fit into main memory"
+        what = f"the array in {self._path} has"
+        require_memory(needed, f"{self._option} {rule}", what, "Use a smaller array")
         with self._opened() as file, self._whole():
             if self._member is None:
                 return _native(np.load(file, allow_pickle=False))
@@ -155,6 +146,16 @@ class ArrayFile:
             raise ValueError(f"its header promises {needed} bytes, {size - file.tell()} follow")
 
 
+def require_numbers(option: str, path: Path, dtype: np.dtype) -> None:
+    """Check that a file has a dtype of numbers that NumPy defines."""
+    if dtype.kind not in "biufc":
+        raise ConvError(
+            f"{option} must be an array of numbers",
+            f"{path} has dtype {dtype}",
+            "Write it again with a dtype such as float32",
+        )
+
+
 def require_shapes(
     layer: configuration.Layer, problem: ConvProblem, files_: Mapping[str, ArrayFile]
 ) -> None:
@@ -174,6 +175,33 @@ def require_shapes(
             f"the file has {array_text(file.shape)}, {name} is {shape_text(shapes[name])}",
             "Give another file, or another layer",
         )
+
+
+def require_given_shapes(
+    layer: configuration.Layer,
+    opened: Mapping[str, Any],
+    options: Mapping[str, Any],
+    remedy: Callable[[str, tuple[int, ...]], str],
+) -> None:
+    """Check that the files of --x and --w have the shapes that options give.
+
+    Args:
+        remedy: function that takes the option of a shape, such as "input", and the file's shape,
+            and returns the last part of the error.
+
+    Raises:
+        ConvError: a file has another shape.
+    """
+    for name, key in (("x", "input"), ("w", "filter")):
+        if name not in opened or options[key] is None:
+            continue
+        shape = opened[name].shape
+        if layer.arguments[f"{key}_shape"] != shape:
+            raise ConvError(
+                f"--{name} must have the shape of the layer's {key}",
+                f"the file has {array_text(shape)}, the {key} is {options[key]}",
+                remedy(key, shape),
+            )
 
 
 def array_text(shape: tuple[int, ...]) -> str:
@@ -244,8 +272,29 @@ def save(path: Path, content: Mapping[str, np.ndarray]) -> None:
 # -- memory ----------------------------------------------------------------------------------------
 
 
-def require_memory(problem: ConvProblem) -> None:
-    """Check that a layer's tensors fit into main memory, before any tensor is allocated.
+def require_memory(
+    needed: int, rule: str, what: str, remedy: str, available: int | None = None
+) -> None:
+    """Check that some bytes are available, before anything is allocated.
+
+    Args:
+        needed: number of bytes.
+        rule, remedy: first and last part of the error.
+        what: text before the number, such as "they need about".
+        available: number of available bytes; None for that of main memory.
+
+    Raises:
+        ConvError: less memory is available.
+    """
+    if available is None:
+        available = available_memory()
+    if available is not None and needed > available:
+        values = f"{what} {bytes_text(needed)}, {bytes_text(available)} is available"
+        raise ConvError(rule, values, remedy)
+
+
+def require_room_for_all(problem: ConvProblem) -> None:
+    """Check that all values of a layer fit into main memory, for --large.
 
     Raises:
         ConvError: the tensors do not fit.
@@ -253,10 +302,6 @@ def require_memory(problem: ConvProblem) -> None:
     # Needed: x, w, dy and 3 results, float64 copies of these 6 tensors, and 3 float64 references.
     elements = problem.bytes // ITEMSIZE[problem.dtype]
     itemsize = 16 if problem.is_complex else 8  # copies of complex numbers are complex128
-    needed, available = 2 * problem.bytes + 3 * itemsize * elements, available_memory()
-    if available is not None and needed > available:
-        raise ConvError(
-            "all values of the layer must fit into main memory for --large",
-            f"they need about {bytes_text(needed)}, {bytes_text(available)} is available",
-            "Leave out --large",
-        )
+    needed = 2 * problem.bytes + 3 * itemsize * elements
+    rule = "all values of the layer must fit into main memory for --large"
+    require_memory(needed, rule, "they need about", "Leave out --large")

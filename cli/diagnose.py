@@ -11,12 +11,9 @@ import cupyconv
 from cupyconv import ConvError
 from cupyconv.cli import configuration, output, paths, shapes
 from cupyconv.cli.configuration import Layer
-from cupyconv.problem import bytes_text, shape_text
+from cupyconv.problem import shape_text
 
-ARRAYS = ("x", "w", "dy", "y", "dx", "dw", "db", "bias")
-"""Options that name an array."""
-
-_TEXTS = {
+ARRAYS = {
     "x": "Read x from .npy or .npz (FILE.npz:NAME).",
     "w": "Read w from .npy or .npz.",
     "dy": "Read dy from .npy or .npz; with a shape, list the input sizes that fit, as "
@@ -27,7 +24,7 @@ _TEXTS = {
     "db": "Read db, computed by another program from dy.",
     "bias": "Read the bias of the layer.",
 }
-"""Help of the options that name an array."""
+"""Options that name an array, with their help."""
 
 _COPIES = 9
 """Bytes per byte of the arrays as float64 that a diagnosis takes beside the arrays (estimated)."""
@@ -37,8 +34,7 @@ def _array_options(command: Any) -> Any:
     """Add an option for each of ARRAYS."""
     for name in reversed(ARRAYS):
         metavar = "FILE|SHAPE" if name == "dy" else "FILE"
-        option = click.option(f"--{name}", type=paths.FILE, metavar=metavar, help=_TEXTS[name])
-        command = option(command)
+        command = paths.file_option(f"--{name}", ARRAYS[name], metavar)(command)
     return command
 
 
@@ -79,12 +75,7 @@ def command(activation: str | None, as_json: bool, **options: Any) -> int | None
             "got --dy as a shape" if dy_shape else "got no array",
             "Give, for example, --x x.npy --w w.npy --y y.npy",
         )
-    if len(layers) > 1:
-        raise ConvError(
-            "a diagnosis must be for a single layer",
-            f"the configuration has {len(layers)} layers",
-            "Choose one with --layer NAME",
-        )
+    configuration.require_single(layers, "a diagnosis must be for a single layer")
     arrays = _read(layers[0], given, options)
     words = _words(layers[0])
     with output.progress("searching", 1000) as advance:
@@ -111,22 +102,10 @@ def _read(layer: Layer, given: Mapping[str, str], options: Mapping[str, Any]) ->
     from cupyconv.cli import data
 
     opened = {name: data.ArrayFile(f"--{name}", path) for name, path in given.items()}
-    for name, key in (("x", "input"), ("w", "filter")):
-        shape = layer.arguments.get(f"{key}_shape")
-        if name in opened and options.get(key) is not None and opened[name].shape != shape:
-            raise ConvError(
-                f"--{name} must have the shape of the layer's {key}",
-                f"the file has {data.array_text(opened[name].shape)}, the {key} is {options[key]}",
-                f"Leave out --{key}",
-            )
+    data.require_given_shapes(layer, opened, options, lambda key, _: f"Leave out --{key}")
     needed = _COPIES * 8 * sum(prod(file.shape) for file in opened.values())
-    available = data.available_memory()
-    if available is not None and needed > available:
-        raise ConvError(
-            "a diagnosis must fit into main memory",
-            f"it needs about {bytes_text(needed)}, {bytes_text(available)} is available",
-            "Give fewer images or channels",
-        )
+    rule, remedy = "a diagnosis must fit into main memory", "Give fewer images or channels"
+    data.require_memory(needed, rule, "it needs about", remedy)
     return {name: file.read() for name, file in opened.items()}
 
 

@@ -8,6 +8,7 @@ import platform
 import shutil
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import click
@@ -32,21 +33,13 @@ def _install_cupy() -> str:
     )
 
 
-class Optional(NamedTuple):
-    """An optional package, its use, and the command that installs it."""
-
-    name: str
-    use: str
-    command: Callable[[], str]
-
-
-OPTIONAL = {
-    "numba": Optional("Numba", "compiles CPU loops", lambda: install_command("numba")),
-    "torch": Optional("PyTorch", "is needed by cupyconv.torch", lambda: "pip install torch"),
-    "onnx": Optional("ONNX", "reads ONNX models", lambda: install_command("onnx")),
-    "dask": Optional("Dask", "is needed by cupyconv.dask", lambda: install_command("dask")),
+OPTIONAL: dict[str, tuple[str, str, Callable[[], str]]] = {
+    "numba": ("Numba", "compiles CPU loops", lambda: install_command("numba")),
+    "torch": ("PyTorch", "is needed by cupyconv.torch", lambda: "pip install torch"),
+    "onnx": ("ONNX", "reads ONNX models", lambda: install_command("onnx")),
+    "dask": ("Dask", "is needed by cupyconv.dask", lambda: install_command("dask")),
 }
-"""Optional packages, by module name."""
+"""Name of each optional package, its use, and the command that installs it, by module name."""
 
 
 class Missing(NamedTuple):
@@ -62,18 +55,26 @@ class Missing(NamedTuple):
 def command(require_gpu: bool, as_json: bool) -> None:
     """Show installed packages and devices, and what is missing."""
     missing: list[Missing] = []
+    found = partial(_found, missing)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report shows what CuPy warns of at import
         report = {
             "cupyconv": cupyconv.__version__,
             "python": {"version": platform.python_version(), "platform": platform.platform()},
             "numpy": _numpy(),
-            "cupy": _cupy(missing),
-            "nvrtc": _nvrtc(missing),
+            "cupy": found(
+                "CuPy, which provides GPU arrays",
+                _install_cupy(),
+                lambda: {"version": arrays.cupy().__version__},
+            ),
+            "nvrtc": found("NVRTC, which compiles the kernels", _install_cupy(), _nvrtc),
             "driver": _driver(missing),
             "gpus": _gpus(missing),
-            **{name: _optional(name, missing) for name in OPTIONAL},
-            "sources": _sources(missing),
+            **{
+                name: found(f"{label}, which {use} (optional)", command(), partial(_package, name))
+                for name, (label, use, command) in OPTIONAL.items()
+            },
+            "sources": found("the kernel sources", reinstall_command(), _sources),
             "cache": _cache(missing),
             "log": os.environ.get(log.VARIABLE, "off"),
         }
@@ -91,24 +92,24 @@ def command(require_gpu: bool, as_json: bool) -> None:
 def _numpy() -> dict[str, Any]:
     import numpy as np
 
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
-    return {"version": np.__version__, "blas": f"{blas['name']} {blas['version']}"}
+    from cupyconv.bench import environment
+
+    return {"version": np.__version__, "blas": environment.blas()}
 
 
-def _cupy(missing: list[Missing]) -> dict[str, Any] | None:
+def _found(
+    missing: list[Missing], what: str, command: str, look: Callable[[], dict[str, Any]]
+) -> dict[str, Any] | None:
+    """Return the result of ``look``; None, with an entry in ``missing``, if it finds nothing."""
     try:
-        return {"version": arrays.cupy().__version__}
-    except CupyconvError:
-        missing.append(Missing("CuPy, which provides GPU arrays", _install_cupy()))
+        return look()
+    except (CupyconvError, FileNotFoundError, importlib.metadata.PackageNotFoundError):
+        missing.append(Missing(what, command))
         return None
 
 
-def _nvrtc(missing: list[Missing]) -> dict[str, Any] | None:
-    try:
-        return {"version": ".".join(map(str, compiler.nvrtc_version()))}
-    except CupyconvError:
-        missing.append(Missing("NVRTC, which compiles the kernels", _install_cupy()))
-        return None
+def _nvrtc() -> dict[str, Any]:
+    return {"version": ".".join(map(str, compiler.nvrtc_version()))}
 
 
 def _driver(missing: list[Missing]) -> dict[str, Any] | None:
@@ -149,27 +150,14 @@ def _gpu(number: int) -> dict[str, Any]:
     }
 
 
-def _package(name: str, what: str, command: str, missing: list[Missing]) -> dict[str, Any] | None:
+def _package(name: str) -> dict[str, Any]:
     """Return the version of an installed package, without a slow import."""
-    try:
-        return {"version": importlib.metadata.version(name)}
-    except importlib.metadata.PackageNotFoundError:
-        missing.append(Missing(what, command))
-        return None
+    found = {"version": importlib.metadata.version(name)}
+    return {**found, "used": has_numba()} if name == "numba" else found
 
 
-def _optional(name: str, missing: list[Missing]) -> dict[str, Any] | None:
-    label, use, command = OPTIONAL[name]
-    found = _package(name, f"{label}, which {use} (optional)", command(), missing)
-    return {**found, "used": has_numba()} if found and name == "numba" else found
-
-
-def _sources(missing: list[Missing]) -> dict[str, Any] | None:
-    try:
-        folder = sources.directory()
-    except FileNotFoundError:
-        missing.append(Missing("the kernel sources", reinstall_command()))
-        return None
+def _sources() -> dict[str, Any]:
+    folder = sources.directory()
     return {"folder": str(folder), "kernels": sorted(path.stem for path in folder.glob("*.cu"))}
 
 
@@ -216,47 +204,43 @@ def _try(look: Callable[[], Any]) -> Any:
 
 
 def _tables(report: dict[str, Any], missing: list[Missing]) -> list[Any]:
-    table = output.table("what", "found")
-    table.add_row("cupyconv", report["cupyconv"])
-    table.add_row("Python", f"{report['python']['version']}, {report['python']['platform']}")
-    table.add_row("NumPy", f"{report['numpy']['version']}, BLAS {report['numpy']['blas']}")
-    for name, key, entry in (
-        ("CuPy", "cupy", "version"),
-        ("NVRTC", "nvrtc", "version"),
-        ("driver", "driver", "cuda"),
-    ):
-        version = report[key][entry] if report[key] else "missing"
-        table.add_row(name, f"CUDA {version}" if key == "driver" and report[key] else version)
-    for key, (name, _, _) in OPTIONAL.items():
-        version = report[key]["version"] if report[key] else "missing"
-        unused = report[key] is not None and not report[key].get("used", True)
-        table.add_row(name, f"{version}, not used" if unused else version)
-    for gpu in report["gpus"]:
-        table.add_row(
-            f"GPU {gpu['number']}",
-            f"{gpu['name']}, capability {gpu['capability']} ({_target_text(gpu)}), "
-            f"{bytes_text(gpu['memory_bytes'])}",
-        )
-    if not report["gpus"]:
-        table.add_row("GPU", "none")
-    kernels = report["sources"]
-    table.add_row("kernel sources", kernels["folder"] if kernels else "missing")
-    cache = report["cache"]
+    cache, optional = report["cache"], {key: name for key, (name, _, _) in OPTIONAL.items()}
+    packages = {"cupy": "CuPy", "nvrtc": "NVRTC", "driver": "driver", **optional}
+    gpus = [
+        f"{gpu['name']}, capability {gpu['capability']} ({_target_text(gpu)}), "
+        f"{bytes_text(gpu['memory_bytes'])}"
+        for gpu in report["gpus"]
+    ]
     state = "writable" if cache["writable"] else "not writable"
     if not cache["trusted"]:
         state += ", not used"
-    table.add_row(
-        "kernel cache",
-        f"{cache['folder'] or 'none'}, {cache['entries']} kernels, "
-        f"{bytes_text(cache['bytes'])}, {state}",
-    )
-    table.add_row("log", f"{report['log']} ({log.VARIABLE}: info or debug)")
+    rows = [
+        ("cupyconv", report["cupyconv"]),
+        ("Python", f"{report['python']['version']}, {report['python']['platform']}"),
+        ("NumPy", f"{report['numpy']['version']}, BLAS {report['numpy']['blas']}"),
+        *((name, _version_text(report[key])) for key, name in packages.items()),
+        *((f"GPU {number}", text) for number, text in enumerate(gpus)),
+        *([] if gpus else [("GPU", "none")]),
+        ("kernel sources", report["sources"]["folder"] if report["sources"] else "missing"),
+        (
+            "kernel cache",
+            f"{cache['folder'] or 'none'}, {cache['entries']} kernels, "
+            f"{bytes_text(cache['bytes'])}, {state}",
+        ),
+        ("log", f"{report['log']} ({log.VARIABLE}: info or debug)"),
+    ]
+    table = output.table(("what", "found"), rows)
     if not missing:
         return [table, "nothing is missing"]
-    lacking = output.table("missing", "get it with")
     by_command: dict[str, list[str]] = {}
     for entry in missing:
         by_command.setdefault(entry.command, []).append(entry.what)
-    for command, names in by_command.items():
-        lacking.add_row("\n".join(names), command)
-    return [table, lacking]
+    lacking = [("\n".join(names), command) for command, names in by_command.items()]
+    return [table, output.table(("missing", "get it with"), lacking)]
+
+
+def _version_text(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "missing"
+    text = found["version"] if "version" in found else f"CUDA {found['cuda']}"
+    return text if found.get("used", True) else f"{text}, not used"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 import cupyconv
-from cupyconv import ConvError, Explanation
+from cupyconv import Explanation
 from cupyconv.cli import configuration, output, paths
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining import translate
@@ -46,23 +46,14 @@ from cupyconv.markup import Document, Paragraph, Section, Verbatim, in_line
     shell_complete=configuration.completing(lambda: MAPPED),
     help="Draw a map of the number of terms that each position sums.",
 )
-@click.option(
-    "--code",
-    metavar="FRAMEWORK",
-    shell_complete=configuration.completing(lambda: translate.FRAMEWORKS),
-    help="Print a program that computes the layer with tensorflow, pytorch, jax or onnx.",
+@configuration.text_option(
+    *("--code", "FRAMEWORK"),
+    "Print a program that computes the layer with tensorflow, pytorch, jax or onnx.",
+    lambda: translate.FRAMEWORKS,
 )
-@click.option(
-    "--svg",
-    type=paths.FILE,
-    metavar="FILE",
-    help="Write a picture as SVG; with --map, write the map.",
-)
-@click.option(
-    "--html",
-    type=paths.FILE,
-    metavar="FILE",
-    help="Write an interactive page, or a page that lists several layers; needs no network.",
+@paths.file_option("--svg", "Write a picture as SVG; with --map, write the map.")
+@paths.file_option(
+    "--html", "Write an interactive page, or a page that lists several layers; needs no network."
 )
 @click.option("--open", "opened", is_flag=True, help="Open an interactive page in a browser.")
 @output.json_option
@@ -101,12 +92,9 @@ def command(
     paths.require_one_output(*saved, as_json=as_json)
     paths.require_writable("--svg", svg, ".svg")
     paths.require_writable("--html", html, ".html", ".htm")
-    if len(layers) > 1 and (read or svg or code or opened):
-        raise ConvError(
-            "--x, --w, --dy, --code, --svg and --open must be used with a single layer",
-            f"the configuration has {len(layers)} layers",
-            "Choose one with --layer NAME",
-        )
+    if read or svg or code or opened:
+        rule = "--x, --w, --dy, --code, --svg and --open must be used with a single layer"
+        configuration.require_single(layers, rule)
     whole = not (elements or mapped or code or saved or opened)
     explained = []
     for layer in layers:
@@ -215,7 +203,7 @@ def _explanation(
     if large:
         from cupyconv.cli import data
 
-        data.require_memory(problem)
+        data.require_room_for_all(problem)
     explanation = cupyconv.explain(
         problem,
         title=layer.heading,

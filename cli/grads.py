@@ -36,17 +36,11 @@ finite differences."""
 @configuration.configuration_options
 @configuration.dtype_option
 @configuration.data_options
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "gpu"]),
-    default="auto",
-    show_default=True,
-    help="Compute on this device; auto is the device of --impl, or else the GPU if there is one.",
+@configuration.place_option(
+    "Compute on this device; auto is the device of --impl, or else the GPU if there is one."
 )
 @configuration.impl_option
-@click.option(
-    "--save", type=paths.FILE, metavar="FILE", help="Write all tensors to this .npz file."
-)
+@paths.file_option("--save", "Write all tensors to this .npz file.")
 @click.option(
     "--no-check",
     is_flag=True,
@@ -88,12 +82,9 @@ def command(
     if dy_shape is not None:
         for layer in layers:
             layer.require_output(dy_shape)
-    if len(layers) > 1 and (files or save):
-        raise ConvError(
-            "--x, --w, --dy and --save must be used with a single layer",
-            f"the configuration has {len(layers)} layers",
-            "Choose one with --layer NAME",
-        )
+    if files or save:
+        rule = "--x, --w, --dy and --save must be used with a single layer"
+        configuration.require_single(layers, rule)
     paths.require_one_output(save, as_json=as_json)
     target = Path(save) if save else None
     if chunked:
@@ -229,9 +220,11 @@ class _Report:
         return all(agreement.passed is not False for agreement in self.agreements or ())
 
     def tables(self) -> list[Any]:
-        tensors = output.table("tensor", "shape", "norm", "why this shape", right=("norm",))
-        for tensor, shape, reason in layer_reasons(self.layer, self.problem):
-            tensors.add_row(tensor, shape_text(shape), f"{self.norms[tensor]:.5g}", reason)
+        rows = [
+            (tensor, shape_text(shape), f"{self.norms[tensor]:.5g}", reason)
+            for tensor, shape, reason in layer_reasons(self.layer, self.problem)
+        ]
+        tensors = output.table(("tensor", "shape", "norm", "why this shape"), rows, ("norm",))
         parts = [title(self.layer, self.problem), tensors, axes_table(self.layer, self.problem)]
         if self.agreements is not None:
             parts += [_agreement_table(self.agreements), self._reading()]
@@ -289,9 +282,8 @@ class _Report:
             "implementations": {pass_: self.planned[pass_].implementation for pass_ in PASSES},
             "norms": self.norms,
             "inner_products": self.products or None,
-            "agreements": None
-            if self.agreements is None
-            else [
+            "agreements": self.agreements
+            and [
                 {
                     "compared_with": agreement.check,
                     "tensor": agreement.tensor,
@@ -307,22 +299,22 @@ class _Report:
 
 
 def _agreement_table(agreements: list[Agreement]) -> Any:
-    table = output.table(
-        "compared with", "tensor", "elements", "difference", "bound", "", right=("difference",)
-    )
-    previous = None
+    rows, previous = [], None
     for agreement in agreements:
         difference = agreement.difference
-        table.add_row(
-            "" if agreement.check == previous else agreement.check,
-            agreement.tensor,
-            agreement.compared,
-            "not finite" if difference is None else f"{difference:.1e}",
-            f"{agreement.bound:.1e}",
-            output.verdict(agreement.passed),
+        rows.append(
+            (
+                "" if agreement.check == previous else agreement.check,
+                agreement.tensor,
+                agreement.compared,
+                "not finite" if difference is None else f"{difference:.1e}",
+                f"{agreement.bound:.1e}",
+                output.verdict(agreement.passed),
+            )
         )
         previous = agreement.check
-    return table
+    columns = ("compared with", "tensor", "elements", "difference", "bound", "")
+    return output.table(columns, rows, ("difference",))
 
 
 def _norms(tensors: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -355,19 +347,15 @@ def _problem(layer: Layer, loaded: Mapping[str, Any], options: Mapping[str, Any]
                 f"all arrays must have one dtype: {given}. Convert them with --dtype {common}"
             )
         more["dtype"] = next(iter(names.values()))
-    for name, key in (("x", "input"), ("w", "filter")):
-        if name not in loaded:
-            continue
-        shape = loaded[name].shape
-        if options[key] is not None and layer.arguments[f"{key}_shape"] != shape:
-            raise ConvError(
-                f"--{name} must have the shape of the layer's {key}",
-                f"the file has {data.array_text(shape)}, the {key} is {options[key]}",
-                f"Pass the {key} as {shape_text(shape)}, or another file"
-                if len(shape) > 2
-                else "Give another file",
-            )
-        more[f"{key}_shape"] = shape
+
+    def remedy(key: str, shape: tuple[int, ...]) -> str:
+        if len(shape) <= 2:
+            return "Give another file"
+        return f"Pass the {key} as {shape_text(shape)}, or another file"
+
+    data.require_given_shapes(layer, loaded, options, remedy)
+    shapes = {"input_shape": "x", "filter_shape": "w"}
+    more |= {key: loaded[name].shape for key, name in shapes.items() if name in loaded}
     layer = replace(layer, arguments={**layer.arguments, **more})
     problem = layer.problem()
     if "dy" in loaded:
@@ -402,16 +390,12 @@ def _require_memory(problem: ConvProblem, place: Place, *, check: bool) -> None:
     each = 110 if REAL_PART.get(problem.dtype, problem.dtype) == "float64" else 50
     checking = computing + problem.bytes + (1 + problem.is_complex) * each * elements
     needed = checking if check else computing
-    for where, need, available in (
-        ("GPU", tensors, place.free_bytes() if place.device.is_gpu else None),
-        ("main", needed, data.available_memory()),
-    ):
-        if available is not None and need > available:
-            out = "Use a smaller input or batch; `cupyconv shapes` needs no data"
-            if where == "main" and check and computing <= available:
-                out = f"Use --no-check, which needs {bytes_text(computing)}, or a smaller batch"
-            raise ConvError(
-                f"a layer's tensors must fit into {where} memory",
-                f"they need about {bytes_text(need)}, {bytes_text(available)} is available",
-                out,
-            )
+    rule, remedy = "a layer's tensors must fit into {} memory", "Use a smaller input or batch"
+    remedy += "; `cupyconv shapes` needs no data"
+    if place.device.is_gpu:
+        available = place.free_bytes()
+        data.require_memory(tensors, rule.format("GPU"), "they need about", remedy, available)
+    available = data.available_memory()
+    if check and available is not None and computing <= available:
+        remedy = f"Use --no-check, which needs {bytes_text(computing)}, or a smaller batch"
+    data.require_memory(needed, rule.format("main"), "they need about", remedy)

@@ -11,6 +11,7 @@ import click
 
 from cupyconv import ConvError
 from cupyconv.cli import configuration, output, paths
+from cupyconv.cli.shapes import choice_json, choice_text
 from cupyconv.errors import require_word
 from cupyconv.explaining import model_page, receptive
 from cupyconv.explaining.onnx_graph import open_shape_text
@@ -43,19 +44,14 @@ class _Described(click.Argument):
     "Show which kernels would run on this device: cpu, an architecture or a card.  Repeatable.",
     default=("sm_80",),
 )
-@click.option(
-    "--sort",
-    metavar="WORD",
-    shell_complete=configuration.completing(lambda: _ORDERS),
-    help="Sort by flops, parameters, bytes or name.  [default: the order of the model]",
+@configuration.text_option(
+    *("--sort", "WORD"),
+    "Sort by flops, parameters, bytes or name.  [default: the order of the model]",
+    lambda: _ORDERS,
 )
 @click.option("--top", metavar="N", type=click.IntRange(1), help="List only the first N layers.")
-@click.option(
-    "--csv", type=paths.FILE, metavar="FILE", help="Write a CSV file, one line per layer."
-)
-@click.option(
-    "--html", type=paths.FILE, metavar="FILE", help="Write a page that explains every layer."
-)
+@paths.file_option("--csv", "Write a CSV file, one line per layer.")
+@paths.file_option("--html", "Write a page that explains every layer.")
 @output.json_option
 def command(
     file: str,
@@ -81,11 +77,8 @@ def command(
     require_word("--sort", sort, (None, *_ORDERS))
     saved = [path for path in (csv, html) if path]
     paths.require_one_output(*saved, as_json=as_json)
-    for option, path in (("--csv", csv), ("--html", html)):
-        if path:
-            paths.require_writable(option, Path(path))
-    if html:
-        paths.require_suffix("--html", Path(html), ".html", ".htm")
+    paths.require_writable("--csv", csv)
+    paths.require_writable("--html", html, ".html", ".htm")
     with paths.opened(Path(file)) as content:
         model = read(file, dict(map(_input, inputs)), content, open_sizes=True)
     nodes: list[ModelLayer | UnreadLayer] = list(model.nodes)
@@ -111,59 +104,15 @@ def command(
         lines = _left_out(model)
         output.draw(output.heading(in_line(f"{file} {model.without_layers}"), *lines))
         return
-    table = output.table(
-        *("layer", "x, w -> y", "parameters", "FLOP", "share"),
-        *(f"kernels on {device}" for device in devices),
-        right=("parameters", "FLOP", "share"),
-    )
-    for layer in shown:
-        if isinstance(layer, UnreadLayer):
-            table.add_row(in_line(layer.name), *_unread_cells(layer))
-            continue
-        plans = plans_of[id(layer)]
-        shapes = (
-            f"{shape_text(layer.input_shape)} * {shape_text(layer.problem.filter_shape)}\n"
-            f"-> {shape_text(layer.output_shape)}\n{layer.settings}"
-        )
-        shapes += "".join(f"\n{in_line(note)}" for note in layer.notes)
-        table.add_row(
-            in_line(layer.name),
-            shapes,
-            f"{layer.parameters:,}",
-            output.scaled(layer.problem.flops, ""),
-            f"{model.share(layer):.1%}",
-            *(_kernels(layer, each) for each in plans),
-        )
-    totals = _totals(model)
-    lines = [
-        f"{_counted(model)}, {totals['weights']:,} weights, "
-        f"{totals['parameters']:,} parameters with biases",
-        f"forward {output.scaled(totals['flops'], 'FLOP')}, with both gradients "
-        f"{output.scaled(totals['flops_of_three_passes'], 'FLOP')}",
-        f"each pass moves {bytes_text(totals['bytes'])} if each tensor moves once",
-        f"all y together take {bytes_text(totals['activation_bytes'])}, and in training all dy the "
-        f"same again; all dw and db take {bytes_text(totals['gradient_bytes'])}",
+    rows = [
+        (in_line(layer.name), *_unread_cells(layer), *[""] * len(devices))
+        if isinstance(layer, UnreadLayer)
+        else (in_line(layer.name), *_cells(layer, model.share(layer), plans_of[id(layer)]))
+        for layer in shown
     ]
-    if model.unknown:
-        known = lines[1:] if model.layers else []
-        lines[1:] = [f"{line}, without layers of unknown size" for line in known]
-    if any(layer.same_filter_as or layer.same_values_as for layer in model.layers):
-        lines.append("weights and biases that several layers share are counted once")
-    if any(layer.inside for layer in model.layers):
-        lines.append(
-            "a layer inside another operator counts once, although Loop and Scan run it in each "
-            "iteration, and If runs only one branch"
-        )
-    if any(layer.fields for layer in model.layers):
-        lines.append(
-            "a receptive field is the part of the model's input on which an output of the layer "
-            "depends at most, over all branches; it is unknown behind a global pooling, a Reshape "
-            "or a Resize"
-        )
-    lines += largest_workspaces(plans for _, plans in planned)
-    lines += map(
-        in_line, workspace_notes((layer.name, each) for layer, plans in planned for each in plans)
-    )
+    numbers = ("parameters", "FLOP", "share")
+    columns = ("layer", "x, w -> y", *numbers, *(f"kernels on {device}" for device in devices))
+    lines = _total_lines(model, planned)
     if len(shown) < len(nodes):
         lines.append(f"{len(nodes) - len(shown)} more are not shown")
     if model.unknown:
@@ -180,9 +129,59 @@ def command(
     )
     output.draw(
         output.heading(in_line(file), in_line(f"inputs: {named}")),
-        table,
+        output.table(columns, rows, numbers),
         output.heading("total", *lines),
     )
+
+
+def _total_lines(model: Model, planned: list[tuple[ModelLayer, list[Plan]]]) -> list[str]:
+    """Return the size, cost and memory of all layers, and how they are counted."""
+    totals = _totals(model)
+    lines = [
+        f"{_counted(model)}, {totals['weights']:,} weights, "
+        f"{totals['parameters']:,} parameters with biases",
+        f"forward {output.scaled(totals['flops'], 'FLOP')}, with both gradients "
+        f"{output.scaled(totals['flops_of_three_passes'], 'FLOP')}",
+        f"each pass moves {bytes_text(totals['bytes'])} if each tensor moves once",
+        f"all y together take {bytes_text(totals['activation_bytes'])}, and in training all dy the "
+        f"same again; all dw and db take {bytes_text(totals['gradient_bytes'])}",
+    ]
+    if model.unknown:
+        known = lines[1:] if model.layers else []
+        lines[1:] = [f"{line}, without layers of unknown size" for line in known]
+    lines += [text for text, applies in _NOTES.items() if any(map(applies, model.layers))]
+    named = ((layer.name, each) for layer, plans in planned for each in plans)
+    return [
+        *lines,
+        *largest_workspaces(plans for _, plans in planned),
+        *map(in_line, workspace_notes(named)),
+    ]
+
+
+_NOTES: Mapping[str, Callable[[ModelLayer], Any]] = {
+    "weights and biases that several layers share are counted once": lambda layer: (
+        layer.same_filter_as or layer.same_values_as
+    ),
+    "a layer inside another operator counts once, although Loop and Scan run it in each iteration, "
+    "and If runs only one branch": lambda layer: layer.inside,
+    "a receptive field is the part of the model's input on which an output of the layer depends at "
+    "most, over all branches; it is unknown behind a global pooling, a Reshape or a Resize": (
+        lambda layer: layer.fields
+    ),
+}
+"""Notes on the totals, each with the condition that a layer must fulfil."""
+
+
+def _cells(layer: ModelLayer, share: float, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Return the table cells of a layer: shapes, parameters, FLOP, share and kernels."""
+    shapes = (
+        f"{shape_text(layer.input_shape)} * {shape_text(layer.problem.filter_shape)}\n"
+        f"-> {shape_text(layer.output_shape)}\n{layer.settings}"
+    )
+    shapes += "".join(f"\n{in_line(note)}" for note in layer.notes)
+    kernels = (_kernels(layer, each) for each in plans)
+    flops = output.scaled(layer.problem.flops, "")
+    return shapes, f"{layer.parameters:,}", flops, f"{share:.1%}", *kernels
 
 
 _ORDERS: Mapping[str, Callable[[ModelLayer], Any]] = {
@@ -286,9 +285,7 @@ def _kernels(layer: ModelLayer, layer_plan: Plan) -> str:
     """Return the implementations of y, dx and dw, each named once."""
     named: dict[str, list[str]] = {}
     for tensor, pass_ in layer.passes.items():
-        chosen = layer_plan[pass_]
-        text = f"{chosen.implementation} {chosen.tile}" if chosen.tile else chosen.implementation
-        named.setdefault(text, []).append(tensor)
+        named.setdefault(choice_text(layer_plan[pass_]), []).append(tensor)
     return "\n".join(f"{', '.join(tensors)}: {text}" for text, tensors in named.items())
 
 
@@ -308,59 +305,16 @@ def _totals(model: Model) -> dict[str, int]:
 
 
 def _as_json(
-    file: str,
-    model: Model,
-    planned: list[tuple[ModelLayer, list[Plan]]],
-    devices: tuple[str, ...],
+    file: str, model: Model, planned: list[tuple[ModelLayer, list[Plan]]], devices: tuple[str, ...]
 ) -> dict[str, Any]:
-    layers = []
-    for layer, plans in planned:
-        problem = layer.problem
-        unnamed = configuration.Layer(layer.name, None, {})
-        x, w, y = layer.input_shape, problem.filter_shape, layer.output_shape
-        shapes = {"x": x, "w": w, "y": y, "dx": x, "dw": w, "dy": y}
-        if layer.has_bias:
-            bias = (layer.output_channels,)
-            shapes |= {"bias": bias, "db": bias}
-        layers.append(
-            {
-                "operator": layer.operator,
-                **configuration.as_json(unnamed, problem),
-                "shapes": {tensor: list(shape) for tensor, shape in shapes.items()},
-                "parameters": layer.parameters,
-                "adds": layer.added or None,
-                "activation": layer.activation or None,
-                "same_filter_as": layer.same_filter_as,
-                "same_values_as": layer.same_values_as,
-                "filter_is_stored": layer.filter is not None,
-                "inside": list(layer.inside),
-                "flops": problem.flops,
-                "share_of_flops": model.share(layer),
-                "useful_flops": problem.useful_flops,
-                "bytes": problem.bytes,
-                "activation_bytes": layer.activation_bytes,
-                "arithmetic_intensity": problem.arithmetic_intensity,
-                "receptive_field": receptive.as_json(layer.fields) if layer.fields else None,
-                "kernels": [
-                    {
-                        "device": device,
-                        "gives": tensor,
-                        "pass": pass_,
-                        "implementation": layer_plan[pass_].implementation,
-                        "tile": str(layer_plan[pass_].tile or "") or None,
-                        "workspace_bytes": layer_plan[pass_].workspace_bytes,
-                        "reason": layer_plan[pass_].reason,
-                    }
-                    for device, layer_plan in zip(devices, plans, strict=True)
-                    for tensor, pass_ in layer.passes.items()
-                ],
-            }
-        )
     return {
         "file": file,
         "inputs": {name: list(shape) for name, shape in model.inputs.items()},
         "devices": list(devices),
-        "layers": layers,
+        "layers": [
+            _layer_json(layer, model.share(layer), dict(zip(devices, plans, strict=True)))
+            for layer, plans in planned
+        ],
         "totals": _totals(model),
         "unknown": [_unread_json(node) for node in model.unknown],
         "left_out": [_unread_json(node) for node in model.left_out],
@@ -368,17 +322,52 @@ def _as_json(
     }
 
 
+def _layer_json(layer: ModelLayer, share: float, plans: Mapping[str, Plan]) -> dict[str, Any]:
+    problem = layer.problem
+    unnamed = configuration.Layer(layer.name, None, {})
+    x, w, y = layer.input_shape, problem.filter_shape, layer.output_shape
+    shapes = {"x": x, "w": w, "y": y, "dx": x, "dw": w, "dy": y}
+    if layer.has_bias:
+        shapes |= dict.fromkeys(("bias", "db"), (layer.output_channels,))
+    return {
+        "operator": layer.operator,
+        **configuration.as_json(unnamed, problem),
+        "shapes": {tensor: list(shape) for tensor, shape in shapes.items()},
+        "parameters": layer.parameters,
+        "adds": layer.added or None,
+        "activation": layer.activation or None,
+        "same_filter_as": layer.same_filter_as,
+        "same_values_as": layer.same_values_as,
+        "filter_is_stored": layer.filter is not None,
+        "inside": list(layer.inside),
+        "flops": problem.flops,
+        "share_of_flops": share,
+        "useful_flops": problem.useful_flops,
+        "bytes": problem.bytes,
+        "activation_bytes": layer.activation_bytes,
+        "arithmetic_intensity": problem.arithmetic_intensity,
+        "receptive_field": receptive.as_json(layer.fields) if layer.fields else None,
+        "kernels": [
+            {
+                "device": device,
+                "gives": tensor,
+                "pass": pass_,
+                **choice_json(plan[pass_], "workspace_bytes", "reason"),
+            }
+            for device, plan in plans.items()
+            for tensor, pass_ in layer.passes.items()
+        ],
+    }
+
+
 def _unread_json(layer: UnreadLayer) -> dict[str, Any]:
+    shapes = {"x": layer.input_shape, "w": layer.filter_shape, "y": layer.output_shape}
     return {
         "name": layer.name,
         "operator": layer.operator,
         "reason": layer.reason,
         "attributes": dict(layer.attributes),
-        "shapes": {
-            "x": list(layer.input_shape),
-            "w": list(layer.filter_shape),
-            "y": list(layer.output_shape),
-        },
+        "shapes": {tensor: list(shape) for tensor, shape in shapes.items()},
         "parameters": layer.parameters,
         "inside": list(layer.inside),
     }

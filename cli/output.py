@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
@@ -139,13 +139,11 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def draw(*parts: Table | Section | Rows | str) -> None:
+def draw(*parts: Table | Section | str) -> None:
     """Write the parts to standard output, with an empty line between them."""
     standard_output()  # raises if it is closed
     columns, texts = width(), []
     for part in parts:
-        if isinstance(part, Rows):
-            part = part.table
         if isinstance(part, str):
             part = heading("", *part.split("\n"))
         if isinstance(part, Table):
@@ -176,25 +174,11 @@ def _painted(cell: str) -> str:
     return click.style(cell, fg=colour, bold=colour == "red") if colour and coloured() else cell
 
 
-class Rows:
-    """A table to which rows are added."""
-
-    def __init__(self, columns: tuple[str, ...], right: Iterable[str]) -> None:
-        self._columns, self._right = columns, tuple(right)
-        self._rows: list[tuple[str, ...]] = []
-
-    def add_row(self, *cells: str) -> None:
-        """Add a row; missing cells are empty."""
-        self._rows.append(cells + ("",) * (len(self._columns) - len(cells)))
-
-    @property
-    def table(self) -> Table:
-        return Table(self._columns, tuple(self._rows), self._right)
-
-
-def table(*columns: str, right: Iterable[str] = ()) -> Rows:
-    """Return an empty table with these headings; columns in ``right`` are aligned to the right."""
-    return Rows(columns, right)
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()
+) -> Table:
+    """Return a table with these headings; columns in ``right`` are aligned to the right."""
+    return Table(tuple(columns), tuple(map(tuple, rows)), tuple(right))
 
 
 def heading(text: str, *lines: str, wrap: bool = True) -> Section:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,18 +34,9 @@ FILE = _File()
 """Type of every option whose value is a path."""
 
 
-def require_suffix(option: str, path: Path, *suffixes: str) -> None:
-    """Check that the suffix of an output file, if any, is one of ``suffixes``.
-
-    Raises:
-        ConvError: the file has another suffix, such as ``picture.png`` for SVG.
-    """
-    if str(path) != STANDARD and path.suffix and path.suffix.lower() not in suffixes:
-        raise ConvError(
-            f"{option} must be the path of a {' or '.join(suffixes)} file",
-            f"got {path}",
-            f"Call it {path.with_suffix(suffixes[0])}",
-        )
+def file_option(name: str, help: str, metavar: str = "FILE") -> Callable[[Callable], Callable]:
+    """Return an option whose value is a path."""
+    return click.option(name, type=FILE, metavar=metavar, help=help)
 
 
 def require_writable(option: str, path: str | Path | None, *suffixes: str) -> None:
@@ -53,17 +44,22 @@ def require_writable(option: str, path: str | Path | None, *suffixes: str) -> No
 
     Args:
         path: path of the file; None if the option is absent.
-        suffixes: permitted suffixes, as for ``require_suffix``; without them, all are permitted.
+        suffixes: permitted suffixes besides none; without them, all are permitted.
 
     Raises:
-        ConvError: the file has another suffix, the path is a folder, or its folder does not exist
-            or is not writable.
+        ConvError: the file has another suffix, such as ``picture.png`` for SVG, the path is a
+            folder, or its folder does not exist or is not writable.
     """
     if path is None or str(path) == STANDARD:
         return
-    if suffixes:
-        require_suffix(option, Path(path), *suffixes)
-    if wrong := files.unwritable(Path(path)):
+    path = Path(path)
+    if suffixes and path.suffix and path.suffix.lower() not in suffixes:
+        raise ConvError(
+            f"{option} must be the path of a {' or '.join(suffixes)} file",
+            f"got {path}",
+            f"Call it {path.with_suffix(suffixes[0])}",
+        )
+    if wrong := files.unwritable(path):
         raise ConvError(f"{option} must be a file that can be written", wrong, "Choose another")
 
 

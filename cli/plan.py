@@ -63,7 +63,7 @@ class LayerPlan:
     "Repeatable.  "
     "[default: the current GPU, else cpu]"
 )
-@configuration.precision_option
+@configuration.precision_option()
 @configuration.impl_option
 @click.option(
     "--measure",
@@ -127,21 +127,18 @@ def _in_full(entry: LayerPlan) -> list[Any]:
     """Return the tables of a layer on a device, and the reasons for the chosen kernels."""
     on_gpu = entry.plan.device.is_gpu
     headings = ("roofline", "bound by", "kernel", "blocks") if on_gpu else ("kernel",)
-    table = output.table(
-        *("pass", "time", "TFLOP/s", *headings), right=("time", "TFLOP/s", "roofline")
-    )
+    rows = []
     for figures, row in zip(entry.estimates, entry.plan.table.rows, strict=True):
         _, _, tile, blocks, _ = row
         planned, rate = figures.planned, figures.teraflops
         kernel = f"{planned.kernel} {tile}".rstrip()
         share = "" if figures.share is None else f"{figures.share:.0%}"
-        table.add_row(
-            *(planned.pass_, _time(planned), "" if rate is None else f"{rate:#.3g}"),
-            *((share, figures.bound, kernel, blocks) if on_gpu else (kernel,)),
-        )
+        cells = (share, figures.bound, kernel, blocks) if on_gpu else (kernel,)
+        speed = "" if rate is None else f"{rate:#.3g}"
+        rows.append((planned.pass_, _time(planned), speed, *cells))
     reasons = [f"{planned.pass_}: {planned.reason}{_workspace(planned)}" for planned in entry.plan]
     return [
-        table,
+        output.table(("pass", "time", "TFLOP/s", *headings), rows, ("time", "TFLOP/s", "roofline")),
         _instead_table(entry),
         output.heading("", *reasons, *workspace_notes([("", entry.plan)])),
         entry.plan.origin.text,
@@ -166,16 +163,14 @@ def _overview(plans: Sequence[LayerPlan]) -> list[Any]:
     total = sum(one.microseconds for one in plans)
     parts: list[Any] = []
     if len(plans) > MOST_IN_FULL:
-        listing = output.table(
-            *("layer", "y", "dx", "dw", "share", "kernels of y, dx, dw"),
-            right=("y", "dx", "dw", "share"),
-        )
+        rows = []
         for one in plans:
-            y, dx, dw = passes = _by_gradient(one)
+            passes = _by_gradient(one)
             kernels = ", ".join(dict.fromkeys(planned.implementation for planned in passes))
             share = _share(one.microseconds, total)
-            listing.add_row(_name(one), _time(y), _time(dx), _time(dw), share, kernels)
-        parts.append(listing)
+            rows.append((_name(one), *map(_time, passes), share, kernels))
+        numbers = ("y", "dx", "dw", "share")
+        parts.append(output.table(("layer", *numbers, "kernels of y, dx, dw"), rows, numbers))
     notes = workspace_notes((_name(one), one.plan) for one in plans)
     parts += [_slowest_table(plans, total), _totals_table(plans), plans[0].plan.origin.text, *notes]
     return parts
@@ -187,23 +182,20 @@ def _slowest(plans: Sequence[LayerPlan]) -> list[LayerPlan]:
 
 def _slowest_table(plans: Sequence[LayerPlan], total: float) -> Any:
     """Return the slowest layers with what limits them, and the best other setting of each."""
-    table = output.table(
-        *("slowest layers", "time", "share", "roofline", "bound by", "best other setting"),
-        right=("time", "share", "roofline"),
-    )
+    rows = []
     for one in _slowest(plans):
         estimates = one.estimates
         least = sum(figures.roofline.microseconds for figures in estimates if figures.roofline)
         bounds = dict.fromkeys(figures.bound for figures in estimates if figures.bound)
-        table.add_row(
-            _name(one),
+        row = (
             duration(one.microseconds),
             _share(one.microseconds, total),
             _share(least, one.microseconds) if least else "",
-            ", ".join(bounds),
-            _best_setting(one),
         )
-    return table
+        rows.append((_name(one), *row, ", ".join(bounds), _best_setting(one)))
+    numbers = ("time", "share", "roofline")
+    columns = ("slowest layers", *numbers, "bound by", "best other setting")
+    return output.table(columns, rows, numbers)
 
 
 def _best_setting(entry: LayerPlan) -> str:
@@ -223,28 +215,26 @@ def _setting_totals(entry: LayerPlan) -> dict[str, float]:
 
 
 def _totals_table(plans: Sequence[LayerPlan]) -> Any:
-    table = output.table(
-        *(f"{len(plans)} layers", "time", "FLOP", "TFLOP/s"), right=("time", "FLOP", "TFLOP/s")
-    )
+    rows = []
     for entry in _totals(plans):
         time, flops = entry["microseconds"], entry["flops"]
         rate = f"{flops / time / 1e6:#.3g}" if time else ""
-        table.add_row(entry["gives"], duration(time), output.scaled(flops, ""), rate)
-    return table
+        rows.append((entry["gives"], duration(time), output.scaled(flops, ""), rate))
+    numbers = ("time", "FLOP", "TFLOP/s")
+    return output.table((f"{len(plans)} layers", *numbers), rows, numbers)
 
 
 def _totals(plans: Sequence[LayerPlan]) -> list[dict[str, Any]]:
     """Return the total time and FLOP of all y, of all dx, of all dw, and of all three."""
     flops = sum(one.problem.flops for one in plans)
-    times = [
-        sum(planned.microseconds or 0.0 for planned in passes)
-        for passes in zip(*map(_by_gradient, plans), strict=True)
-    ]
+    times = {
+        gives: sum(planned.microseconds or 0.0 for planned in passes)
+        for gives, *passes in zip(("y", "dx", "dw"), *map(_by_gradient, plans), strict=True)
+    }
     entries = [
-        {"gives": gives, "microseconds": time, "flops": flops}
-        for gives, time in zip(("y", "dx", "dw"), times, strict=True)
+        {"gives": gives, "microseconds": time, "flops": flops} for gives, time in times.items()
     ]
-    every = {"gives": "y, dx and dw", "microseconds": sum(times), "flops": 3 * flops}
+    every = {"gives": "y, dx and dw", "microseconds": sum(times.values()), "flops": 3 * flops}
     return [*entries, every]
 
 
@@ -297,27 +287,16 @@ def _plan_json(entry: LayerPlan) -> dict[str, Any]:
             "roofline_share": one.share,
             "bound_by": one.bound or None,
             "workspace_bytes": one.planned.workspace_bytes,
-            "runner_up": one.runner_up and _choice_json(one.runner_up),
+            "runner_up": one.runner_up and shapes.choice_json(one.runner_up, "microseconds"),
             "instead": {
-                name: _choice_json(planned) for name, planned in others[one.planned.pass_].items()
+                name: shapes.choice_json(planned, "microseconds")
+                for name, planned in others[one.planned.pass_].items()
             },
         }
         for one in entry.estimates
     ]
-    return {
-        **json.loads(entry.plan.to_json()),
-        "times": entry.plan.origin.text,
-        "estimates": figures,
-    }
-
-
-def _choice_json(planned: PassPlan) -> dict[str, Any]:
-    tile = str(planned.tile) if planned.tile else None
-    return {
-        "implementation": planned.implementation,
-        "tile": tile,
-        "microseconds": planned.microseconds,
-    }
+    origin = entry.plan.origin.text
+    return {**json.loads(entry.plan.to_json()), "times": origin, "estimates": figures}
 
 
 def _totals_json(plans: Sequence[LayerPlan]) -> dict[str, Any]:
@@ -325,11 +304,8 @@ def _totals_json(plans: Sequence[LayerPlan]) -> dict[str, Any]:
         "device": plans[0].plan.device.name,
         "tensors": _totals(plans),
         "slowest": [
-            {
-                "name": one.layer.name,
-                "microseconds": one.microseconds,
-                "instead": _setting_totals(one),
-            }
+            {"name": one.layer.name, "microseconds": one.microseconds, "instead": totals}
             for one in _slowest(plans)
+            for totals in [_setting_totals(one)]
         ],
     }

@@ -17,7 +17,7 @@ from cupyconv.explaining import receptive, transposed
 from cupyconv.explaining.receptive import Field
 from cupyconv.explaining.shapes import Reason, axis_dict, axis_reasons, listed, one, reasons
 from cupyconv.explaining.terms import counted_large
-from cupyconv.planning import Plan, plan
+from cupyconv.planning import PassPlan, Plan, plan
 from cupyconv.planning.plan import largest_workspaces
 from cupyconv.problem import PASSES, RESULT, GemmView, bytes_text, shape_text
 
@@ -179,22 +179,18 @@ def layer_reasons(layer: Layer, problem: ConvProblem) -> tuple[Reason, ...]:
 
 def axes_table(layer: Layer, problem: ConvProblem) -> Any:
     """Return a table of the rules of each spatial axis, such as its padding and output size."""
-    table = output.table("axis", "", "")
+    rows: list[tuple[str, ...]] = []
     if layer.is_transposed:
-        for transposed_entry in transposed.axis_reasons(problem):
-            for row in transposed.rows(transposed_entry):
-                table.add_row(*row)
-        return table
-    for entry in axis_reasons(problem):
-        rows = {
-            "padding": entry.padding,
-            "output size": entry.output,
-            "input sizes": entry.input_sizes,
-            "unread inputs": entry.unread,
-        }
-        for number, (what, text) in enumerate(rows.items()):
-            table.add_row(listed(entry.axes) if number == 0 else "", what, text)
-    return table
+        rows = [row for entry in transposed.axis_reasons(problem) for row in transposed.rows(entry)]
+    else:
+        for entry in axis_reasons(problem):
+            rows += (
+                (listed(entry.axes), "padding", entry.padding),
+                ("", "output size", entry.output),
+                ("", "input sizes", entry.input_sizes),
+                ("", "unread inputs", entry.unread),
+            )
+    return output.table(("axis", "", ""), rows)
 
 
 def gradients(layer: Layer) -> Mapping[str, str]:
@@ -203,34 +199,41 @@ def gradients(layer: Layer) -> Mapping[str, str]:
 
 
 def _tables(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[Any]:
-    tensors = output.table("tensor", "shape", "why")
-    for tensor, shape, reason in layer_reasons(layer, problem):
-        tensors.add_row(tensor, shape_text(shape), reason)
+    tensors = [
+        (tensor, shape_text(shape), why) for tensor, shape, why in layer_reasons(layer, problem)
+    ]
     # A few devices get a column each. Columns for many devices would make the table too wide.
     beside = plans if len(plans) <= _MOST_BESIDE else []
     headings = [device_plan.device.name for device_plan in beside]
-    passes = output.table("pass", "gives", "GEMM m x n x k", *headings)
-    for pass_ in PASSES:
-        cells = [_implementation(device_plan, pass_) for device_plan in beside]
-        passes.add_row(pass_, gradients(layer)[pass_], _gemm_text(problem.gemm(pass_)), *cells)
-    below = output.table("device", *PASSES)
-    for device_plan in plans:
-        cells = [_implementation(device_plan, pass_) for pass_ in PASSES]
-        below.add_row(device_plan.device.name, *cells)
+    passes = [
+        (
+            *(pass_, gradients(layer)[pass_], _gemm_text(problem.gemm(pass_))),
+            *(choice_text(device_plan[pass_]) for device_plan in beside),
+        )
+        for pass_ in PASSES
+    ]
+    below = [(device_plan.device.name, *map(choice_text, device_plan)) for device_plan in plans]
     return [
         title(layer, problem),
-        tensors,
+        output.table(("tensor", "shape", "why"), tensors),
         axes_table(layer, problem),
-        passes,
-        *([] if beside else [below]),
-        output.heading("each pass", _cost(problem), _indexing(problem)),
+        output.table(("pass", "gives", "GEMM m x n x k", *headings), passes),
+        *([] if beside else [output.table(("device", *PASSES), below)]),
+        output.heading("each pass", *_cost(problem)),
         output.heading("in training", *_training(layer, problem, plans)),
     ]
 
 
-def _implementation(device_plan: Plan, pass_: str) -> str:
-    chosen = device_plan[pass_]
+def choice_text(chosen: PassPlan) -> str:
+    """Return the implementation of a pass and its tile as text."""
     return f"{chosen.implementation} {chosen.tile}" if chosen.tile else chosen.implementation
+
+
+def choice_json(chosen: PassPlan, *more: str) -> dict[str, Any]:
+    """Return the implementation of a pass, its tile and ``more`` of its attributes, for --json."""
+    tile = str(chosen.tile) if chosen.tile else None
+    attributes = {key: getattr(chosen, key) for key in more}
+    return {"implementation": chosen.implementation, "tile": tile, **attributes}
 
 
 def _gemm_text(view: GemmView) -> str:
@@ -238,10 +241,14 @@ def _gemm_text(view: GemmView) -> str:
     return product if view.groups == 1 else f"{view.groups} times {product}"
 
 
-def _cost(problem: ConvProblem) -> str:
+def _cost(problem: ConvProblem) -> tuple[str, str]:
+    indexing = "32-bit indexing is enough"
+    if problem.needs_64bit_indexing:
+        indexing = "64-bit indexing: a tensor has more than 2^31 - 1 elements"
     return (
         f"{output.scaled(problem.flops, 'FLOP')}, {bytes_text(problem.bytes)} if each tensor "
-        f"moves once, {problem.arithmetic_intensity:.3g} FLOP/byte"
+        f"moves once, {problem.arithmetic_intensity:.3g} FLOP/byte",
+        indexing,
     )
 
 
@@ -254,12 +261,6 @@ def _training(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> list[str
         f"x, w and y take {bytes_text(problem.bytes)}, and dx, dw and dy the same again",
         *largest_workspaces([plans]),
     ]
-
-
-def _indexing(problem: ConvProblem) -> str:
-    if problem.needs_64bit_indexing:
-        return "64-bit indexing: a tensor has more than 2^31 - 1 elements"
-    return "32-bit indexing is enough"
 
 
 def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str, Any]:
@@ -287,9 +288,7 @@ def _as_json(layer: Layer, problem: ConvProblem, plans: list[Plan]) -> dict[str,
                         "pass": chosen.pass_,
                         "implementation": chosen.implementation,
                         "reason": chosen.reason,
-                        "tile": str(chosen.tile) if chosen.tile else None,
-                        "blocks": chosen.blocks,
-                        "workspace_bytes": chosen.workspace_bytes,
+                        **choice_json(chosen, "blocks", "workspace_bytes"),
                     }
                     for chosen in device_plan
                 ],

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 @click.command()
 @configuration.configuration_options
 @configuration.dtype_option
-@click.option(
-    "--layout",
-    metavar="WORD",
-    shell_complete=configuration.completing(lambda: ("channels_first", "channels_last")),
-    help="Set the memory order of all tensors, channels_first or channels_last.  "
+@configuration.text_option(
+    *("--layout", "WORD"),
+    "Set the memory order of all tensors, channels_first or channels_last.  "
     "[default: the order of their formats]",
+    lambda: ("channels_first", "channels_last"),
 )
 @configuration.devices_option(
     "Compile for a GPU: an architecture or a card, such as sm_90a or T4.  Repeatable.  "
@@ -36,13 +35,12 @@ if TYPE_CHECKING:
     [word for word in (*DEVICES, *CARDS) if word != "cpu"],
 )
 @configuration.passes_option
-@configuration.precision_option
-@click.option(
-    "--activation",
-    metavar="WORD",
-    shell_complete=configuration.completing(lambda: filter(None, ACTIVATIONS)),
-    help="Compile the forward pass with this activation: "
+@configuration.precision_option()
+@configuration.text_option(
+    *("--activation", "WORD"),
+    "Compile the forward pass with this activation: "
     f"{', '.join(filter(None, ACTIVATIONS))}.  [default: none]",
+    lambda: filter(None, ACTIVATIONS),
 )
 @click.option(
     "--add", is_flag=True, help="Compile the forward pass for calls with the argument add."
@@ -94,14 +92,7 @@ def command(
     for device in devices or (None,):
         ahead = Ahead(device, precision=precision, impl=impl, measure=measure or None)
         for layer, problem in layers:
-            ahead.add(
-                problem,
-                passes or PASSES,
-                transposed=layer.is_transposed,
-                activation=activation,
-                add=add,
-                layout=layout,
-            )
+            ahead.add(problem, passes or PASSES, layer.is_transposed, activation, add, layout)
         with output.progress("compiling", len(ahead)) as step:
             results.append(ahead.compile(threads, step))
     if as_json:

@@ -25,41 +25,27 @@ from cupyconv import settings as _settings
 
 __version__ = "0.1.0"
 
-_MODULES = {
-    "ConvProblem": "problem",
-    "ConvAxis": "problem",
-    "CupyconvError": "errors",
-    "ConvError": "errors",
-    "ConvTypeError": "errors",
-    "DeviceError": "errors",
-    "KernelCompileError": "errors",
-    "WorkerError": "errors",
-    "Device": "planning",
-    "Plan": "planning",
-    "Explanation": "explaining.explanation",
-    "explain": "explaining.explanation",
-    "Diagnosis": "explaining.diagnosis",
-    "diagnose": "explaining.diagnosis",
-    "Call": "calls",
-    "bind": "calls",
-    "ConvGradients": "operations",
-    "conv_forward": "operations",
-    "conv_backprop_input": "operations",
-    "conv_backprop_filter": "operations",
-    "conv_backprop_bias": "operations",
-    "conv_backward": "operations",
-    "conv_transpose": "operations",
-    "prepare": "operations",
-    "PreparedFilter": "prepared",
-    "plan": "operations",
-    "warm": "warming",
-    "as_kind_of": "arrays",
-    "kernel_sources": "gpu.sources",
-    "raw_ops": "",
-    "onnx": "",
-    "cudnn": "",
-    "typing": "",
+_NAMES = {
+    "problem": ("ConvProblem", "ConvAxis"),
+    "errors": (
+        *("CupyconvError", "ConvError", "ConvTypeError", "DeviceError", "KernelCompileError"),
+        "WorkerError",
+    ),
+    "planning": ("Device", "Plan"),
+    "explaining.explanation": ("Explanation", "explain"),
+    "explaining.diagnosis": ("Diagnosis", "diagnose"),
+    "calls": ("Call", "bind"),
+    "operations": (
+        *("ConvGradients", "conv_forward", "conv_backprop_input", "conv_backprop_filter"),
+        *("conv_backprop_bias", "conv_backward", "conv_transpose", "prepare", "plan"),
+    ),
+    "prepared": ("PreparedFilter",),
+    "warming": ("warm",),
+    "arrays": ("as_kind_of",),
+    "gpu.sources": ("kernel_sources",),
+    "": ("raw_ops", "onnx", "cudnn", "typing"),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 """Defining module of each public name; empty if the name is itself a module."""
 
 _OPTIONAL_MODULES = ("dask", "torch")

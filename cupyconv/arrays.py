@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+from contextlib import suppress
 from enum import Enum
 from functools import cache
 from math import prod
@@ -105,9 +106,7 @@ def device_count() -> int:
     """Return the number of GPUs that CuPy can use; 0 if CuPy or a usable driver is missing."""
     try:
         return int(cupy().cuda.runtime.getDeviceCount())
-    except DeviceError:
-        return 0
-    except Exception:  # CUDARuntimeError: no driver, no device, or a driver that is too old
+    except Exception:  # DeviceError; CUDARuntimeError: no driver, no device, or too old a driver
         return 0
 
 
@@ -189,9 +188,9 @@ def _take_exported(name: str, value: Any) -> tuple[Any, Home]:
     except (CupyconvError, MemoryError):
         raise
     except Exception as error:  # each library raises its own types
-        words = (
-            str(error) if isinstance(error, _EXPLANATORY) else f"{type(error).__name__}: {error}"
-        )
+        words = str(error)
+        if not isinstance(error, _EXPLANATORY):
+            words = f"{type(error).__name__}: {words}"
         narrow = re.search(_NARROW, str(getattr(value, "dtype", "")))
         remedy = "Pass a NumPy or CuPy array"
         if narrow is not None:
@@ -459,32 +458,14 @@ def available_memory() -> int | None:
 
     The result is the smallest of the available memory, the cgroup's limit and the process's limit.
     """
-    limits = [_meminfo(), _cgroup(), _address_space()]
-    known = [limit for limit in limits if limit is not None]
-    return min(known, default=None)
-
-
-def _meminfo() -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
-
-
-def _cgroup() -> int | None:
-    try:
-        return int(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):  # the file is missing, or says "max"
-        return None
-
-
-def _address_space() -> int | None:
-    try:
+    limits = []
+    with suppress(OSError):
+        text = Path("/proc/meminfo").read_text()
+        limits += [int(size) * 1024 for size in re.findall(r"^MemAvailable: +(\d+)", text, re.M)]
+    with suppress(OSError, ValueError):  # the file is missing, or says "max"
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    with suppress(ImportError):  # Windows has no such module
         import resource
-    except ImportError:  # Windows has no such module
-        return None
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if limit == resource.RLIM_INFINITY else limit
+
+        limits += {resource.getrlimit(resource.RLIMIT_AS)[0]} - {resource.RLIM_INFINITY}
+    return min(limits, default=None)

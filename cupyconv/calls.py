@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from numbers import Integral
 from typing import Any
 
@@ -23,16 +23,8 @@ from cupyconv.kernels.device import CPU
 from cupyconv.launch import FilterForm
 from cupyconv.operands import Layout
 from cupyconv.planning import Activation, Impl, PassPlan, Plan, Precision
-from cupyconv.prepared import PreparedFilter
-from cupyconv.problem import (
-    ConvProblem,
-    Padding,
-    Size,
-    counted,
-    dtype_name,
-    integers,
-    shape_text,
-)
+from cupyconv.prepared import PreparedFilter, require_use
+from cupyconv.problem import ConvProblem, Padding, Size, counted, dtype_name, integers, shape_text
 
 Given = tuple[Any, Any, Any, Any, Any]
 """Arrays of a call: first and second operand, bias, addend and ``out``; None for missing arrays."""
@@ -90,7 +82,7 @@ class Call:
         self._dtype = arrays.numpy_dtype(bound.problem.dtype)
         result = layouts.get("out", Layout.contiguous(bound.shape, self._dtype))
         self._layouts = {**layouts, "out": result}
-        operand_layouts = [layouts.get(name) for name in (*self._names, "bias", "add")]
+        operand_layouts = list(map(layouts.get, _slots(operation)))
         self._described = backends.described(operand_layouts, alignment, backend.ordinal)
         device = () if backend.ordinal is None else (backend.ordinal,)
         self._described_out = (*result, *device)
@@ -104,21 +96,12 @@ class Call:
         # Arrays that the pass cannot read directly are copied in each call.
         on_gpu, add = backend.device.is_gpu, layouts.get("add")
         self._conjugates = bound.problem.is_complex and not OPERATIONS[operation].conjugates
-        self._copies = (
-            bound.extends
-            or (on_gpu and self._conjugates)
-            or (add is not None and not (on_gpu and arrays.have_same_steps(add, result)))
-        )
+        copies_add = add is not None and not (on_gpu and arrays.have_same_steps(add, result))
+        self._copies = bound.extends or (on_gpu and self._conjugates) or copies_add
         self._done_measuring: Callable[[], None] | None = None
         self._is_indirect, self._is_direct = self._copies, on_gpu and not self._copies
         self._swaps = OPERATIONS[operation].is_transposed  # users pass x first
         self._run = prepare(bound.planned)
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        """Names of the first and second operand; "" if there is no second operand."""
-        first, second = (*OPERATIONS[self.operation].arrays, "")[:2]
-        return first, second
 
     def __repr__(self) -> str:
         kernel = "" if self.plan is None else f" with {self.plan.kernel}"
@@ -372,13 +355,13 @@ class Call:
         >>> cupyconv.bind("forward", x, w).with_filter(w)(x).shape
         (1, 3, 2)
         """
-        if "w" not in self._names:
+        if "w" not in OPERATIONS[self.operation].arrays:
             raise ConvError(
                 "only a call that reads a filter can be bound to one",
                 f"the call computes {self.operation}",
                 "Bind 'forward', 'backprop_input' or 'transpose'",
             )
-        (array,), _, backend = operands.take(("w",), (w,))
+        (array,), backend = operands.take(("w",), (w,))
         self._require_device(backend)
         self._require_layout("w", array)
         require_no_capture(backend, "Call.with_filter")
@@ -401,20 +384,17 @@ class Call:
             for name, array in zip(names, given, strict=False)
             if name and (array is not None or name in self._layouts)
         }
-        taken, home, backend = operands.take(tuple(present), tuple(present.values()))
+        taken, backend = operands.take(tuple(present), tuple(present.values()))
         self._require_device(backend)
         converted = dict(zip(present, taken, strict=True))
         out = given[4]
-        result = None if out is None else operands.take_out_array("out", out, home)
-        if result is not None and backend.ordinal is not None:
-            operands.require_current_device(("out",), (result,), backend.ordinal)
+        result = None if out is None else operands.take_out("out", out, backend)
         for name in dict.fromkeys((*self._layouts, *converted)):
             if name != "out":
                 self._require_layout(name, converted.get(name))
         if result is not None:
             self._require_layout("out", result)
-        fitting = tuple(converted.get(name) for name in names)
-        first, second, bias, add = fitting
+        first, second, bias, add = map(converted.get, names)
         described = DESCRIBE[type(first)](first, second, bias, add, result)
         assert described is not None
         self._require_alignment(described[0])
@@ -435,6 +415,8 @@ class Call:
     def _require_layout(self, name: str, array: Any) -> None:
         """Check that an array of the call has the layout of the call."""
         expected = self._layouts.get(name)
+        if array is not None and expected is not None and expected.fits(array):
+            return
         texts = []
         for one in (array, expected):
             if one is None:
@@ -442,12 +424,11 @@ class Call:
                 continue
             strides = "" if one.shape == () else f" with strides of {one.strides} bytes"
             texts.append(f"{shape_text(one.shape) or 'a scalar'} {one.dtype}{strides}")
-        if array is None or expected is None or not expected.fits(array):
-            raise ConvError(
-                "a bound call takes arrays of the layout with which it was bound",
-                f"{name}: got {texts[0]}, bound with {texts[1]}",
-                "Bind a call for these arrays, or call the function, such as cupyconv.conv_forward",
-            )
+        raise ConvError(
+            "a bound call takes arrays of the layout with which it was bound",
+            f"{name}: got {texts[0]}, bound with {texts[1]}",
+            "Bind a call for these arrays, or call the function, such as cupyconv.conv_forward",
+        )
 
     def _require_alignment(self, layouts: tuple[Any, ...]) -> None:
         if self._backend.ordinal is not None and layouts[-2] < self._described[-2]:
@@ -583,9 +564,10 @@ def _compute_converted(
     """Run ``compute`` with the arguments converted to NumPy or CuPy arrays."""
     present, out = _present(operation, given), given[4]
     names = binding.error_names(operation, argument_names)
-    taken, home, _ = operands.take(tuple(names[name] for name in present), tuple(present.values()))
+    given_names = tuple(names[name] for name in present)
+    taken, backend = operands.take(given_names, tuple(present.values()))
     converted = dict(zip(present, taken, strict=True))
-    result = None if out is None else operands.take_out_array(argument_names.out, out, home)
+    result = None if out is None else operands.take_out(argument_names.out, out, backend)
     if prepared is not None:
         converted["w"] = prepared
     first, second, bias, add = map(converted.get, _slots(operation))
@@ -695,7 +677,7 @@ def _make(
         bound, strides = binding.bound_sum(layouts, options.data_format, *place)
         run = backend.prepare_bias(bound.problem, strides, workspace_limit)
         return Call(operation, bound, lambda _: run, layouts, alignment, backend, options.impl)
-    require = None if prepared is None else prepared.key.require
+    require = None if prepared is None else partial(require_use, prepared)
     bound = binding.bound(operation, layouts, options, *place, require)
     forms = {} if prepared is None else prepared.forms
     if bound.problem.is_complex and not OPERATIONS[operation].conjugates:
@@ -739,9 +721,10 @@ def require_writable(
     names, present = binding.error_names(operation, argument_names), _present(operation, given)
     add, out = present.pop("add", None), given[4]
     inputs = {names[name]: array for name, array in present.items()}
-    operands.take_out(argument_names.out, out, inputs, backend.home, backend)
+    operands.take_out(argument_names.out, out, backend)
+    operands.require_apart(argument_names.out, out, inputs, backend.home)
     if add is not None:
-        operands.take_add(names["add"], add, argument_names.out, out, backend.home)
+        operands.require_add_apart(names["add"], add, argument_names.out, out, backend.home)
 
 
 def require_no_capture(backend: Backend, function: str) -> None:

@@ -97,13 +97,13 @@ def pass_function(
 ) -> Callable[[Operands], Any]:
     """Return a function that computes a pass of a problem with the public functions."""
     words: dict[str, Any] = {**problem.keywords, "impl": impl, "precision": precision}
-    if pass_ == "forward":
-        return lambda o: operations.conv_forward(o.x, o.w, **words)
-    if pass_ == "backprop_input":
-        shape = problem.input_shape
-        return lambda o: operations.conv_backprop_input(shape, o.w, o.dy, **words)
-    shape = problem.filter_shape
-    return lambda o: operations.conv_backprop_filter(o.x, shape, o.dy, **words)
+    x_shape, w_shape = problem.input_shape, problem.filter_shape
+    functions: dict[str, Callable[[Operands], Any]] = {
+        "forward": lambda o: operations.conv_forward(o.x, o.w, **words),
+        "backprop_input": lambda o: operations.conv_backprop_input(x_shape, o.w, o.dy, **words),
+        "backprop_filter": lambda o: operations.conv_backprop_filter(o.x, w_shape, o.dy, **words),
+    }
+    return functions[pass_]
 
 
 def _reversed(tensors: Operands, is_transposed: bool) -> Operands:
@@ -141,6 +141,7 @@ def compute(
     return Results(*map(arrays.on_host, (y, dx, dw, db)))
 
 
+@dataclass(eq=False)
 class Truth:
     """Expected results of a problem on certain operands, and the permitted differences.
 
@@ -156,17 +157,10 @@ class Truth:
             the problem, which must be real.
     """
 
-    def __init__(
-        self,
-        problem: ConvProblem,
-        operands: Operands,
-        forward: Impl | None = None,
-        is_transposed: bool = False,
-    ) -> None:
-        self.problem = problem
-        self.operands = operands
-        self._forward_impl = forward
-        self._is_transposed = is_transposed
+    problem: ConvProblem
+    operands: Operands
+    forward: Impl | None = None
+    is_transposed: bool = False
 
     @cached_property
     def operands64(self) -> Operands:
@@ -193,7 +187,7 @@ class Truth:
         return self._computed(Operands(*map(np.abs, self.operands64)), impl)
 
     def _computed(self, operands: Operands, impl: Impl) -> Results:
-        return compute(self.problem, operands, impl, is_transposed=self._is_transposed)
+        return compute(self.problem, operands, impl, is_transposed=self.is_transposed)
 
     @property
     def _is_large(self) -> bool:
@@ -206,8 +200,8 @@ class Truth:
         Small layers use the reference.  Large layers use the planned float64 implementation if its
         y agrees with the reference up to float64 rounding; otherwise, they use the reference.
         """
-        if self._forward_impl or not self._is_large:
-            return self._forward_impl or "reference"
+        if self.forward or not self._is_large:
+            return self.forward or "reference"
         x, w, _ = self.operands64
         y = self._layer(x, w, impl="auto")
         with np.errstate(all="ignore"):
@@ -217,7 +211,7 @@ class Truth:
 
     def _layer(self, x: np.ndarray, w: np.ndarray, bias: Any = None, *, impl: Impl) -> Any:
         """Return the layer's y for other operands."""
-        if not self._is_transposed:
+        if not self.is_transposed:
             return operations.conv_forward(x, w, bias, impl=impl, **self.problem.keywords)
         shape = self.operands.dy.shape
         keywords = {**self.problem.keywords, "output_shape": shape, "impl": impl}
@@ -229,17 +223,14 @@ class Truth:
         if self.problem.dtype in _NARROWER:
             return self._bounds64
         # Plain summation of a few terms may be exact by chance, so the error is at least roundoff.
-        roundoff = ROUNDOFF[self.problem.dtype]
-        return {
-            name: 2 * max(self.difference(name, getattr(self._plain, name)), roundoff)
-            + 2 * roundoff
-            for name in Results._fields
-        }
+        roundoff, plain = ROUNDOFF[self.problem.dtype], self._plain._asdict()
+        errors = {name: max(self.difference(name, plain[name]), roundoff) for name in plain}
+        return {name: 2 * error + 2 * roundoff for name, error in errors.items()}
 
     @cached_property
     def _plain(self) -> Results:
         """Results of plain summation in the problem's own dtype."""
-        return _naive(self.problem, self.operands, self._is_transposed)
+        return _naive(self.problem, self.operands, self.is_transposed)
 
     @property
     def _bounds64(self) -> Mapping[str, float]:
@@ -252,7 +243,7 @@ class Truth:
         narrower = _NARROWER[self.problem.dtype]
         with np.errstate(all="ignore"):
             rounded = Operands(*(_to_unit(a).astype(narrower) for a in self.operands))
-        less = Truth(self.problem.replace(dtype=narrower), rounded, None, self._is_transposed)
+        less = Truth(self.problem.replace(dtype=narrower), rounded, None, self.is_transposed)
         scale = ROUNDOFF["float64"] / ROUNDOFF["float32"]
         return {name: scale * bound for name, bound in less.bounds.items()}
 
@@ -297,12 +288,8 @@ class Truth:
         """Compare each result with the reference, element by element."""
         return [
             Agreement(
-                "float64 reference",
-                name,
-                f"all {array.size} elements",
-                array.size,
-                self.difference(name, array),
-                self.bounds[name],
+                *("float64 reference", name, f"all {array.size} elements", array.size),
+                *(self.difference(name, array), self.bounds[name]),
             )
             for name, array in results._asdict().items()
         ]
@@ -327,15 +314,10 @@ class Truth:
         self, name: str, gradient: np.ndarray, generator: np.random.Generator, floor: float
     ) -> Agreement:
         singles = min(SINGLE_ELEMENTS, gradient.size) if name != "db" else 0
-        at_once = f"all {gradient.size} changed at once"
-        return Agreement(
-            "finite differences",
-            name,
-            f"{at_once}, {singles} singly" if singles else at_once,
-            1 + singles,
-            self._worst_slope(name, gradient.astype(self._wide), singles, generator),
-            _DEVIATIONS * self.bounds[name] + floor,
-        )
+        changed = f"all {gradient.size} changed at once" + (f", {singles} singly" * bool(singles))
+        difference = self._worst_slope(name, gradient.astype(self._wide), singles, generator)
+        bound = _DEVIATIONS * self.bounds[name] + floor
+        return Agreement("finite differences", name, changed, 1 + singles, difference, bound)
 
     def _worst_slope(
         self, name: str, gradient: np.ndarray, singles: int, generator: np.random.Generator
@@ -378,7 +360,7 @@ class Truth:
         """
         problem, (x, w, dy) = self.problem, self.operands64
         n, k = problem.data_axes[:2]
-        o = problem.filter_axes[1 if self._is_transposed else 0]
+        o = problem.filter_axes[1 if self.is_transposed else 0]
         axis = n if name == "dx" else o
         if not self._is_large or (name == "dw" and problem.groups > 1):
             return self, index
@@ -387,9 +369,9 @@ class Truth:
             parts = Operands(_part_of_axis(x, n, only), w, _part_of_axis(dy, n, only))
         else:
             parts = Operands(x, _part_of_axis(w, o, only), _part_of_axis(dy, k, only))
-        inputs = _reversed(parts, self._is_transposed).x
+        inputs = _reversed(parts, self.is_transposed).x
         shapes = {"input_shape": inputs.shape, "filter_shape": parts.w.shape}
-        part = Truth(problem.replace(**shapes), parts, self._forward, self._is_transposed)
+        part = Truth(problem.replace(**shapes), parts, self._forward, self.is_transposed)
         return part, (*index[:axis], 0, *index[axis + 1 :])
 
     def _step(self, name: str, size: float) -> float:
@@ -453,14 +435,9 @@ class Truth:
 
     def against_adjoint(self, results: Results) -> Agreement:
         """Compare <y, dy>, <x, dx> and <w, dw> with each other, without expected results."""
-        products = list(self.inner_products(results).values())
-        difference = None
-        if self._finite and all(map(math.isfinite, products)):
-            difference = _ratio(max(products) - min(products), self._loss_magnitude)
-        bounds = sorted(self.bounds[name] for name in ("y", "dx", "dw"))
-        return Agreement(
-            "adjoint identity", "y, dx, dw", "3 inner products", 3, difference, sum(bounds[1:])
-        )
+        bound = sum(sorted(self.bounds[name] for name in ("y", "dx", "dw"))[1:])
+        products, scale = self.inner_products(results), self._loss_magnitude
+        return adjoint_agreement(products, scale, bound, is_finite=self._finite)
 
     @cached_property
     def _finite(self) -> bool:
@@ -486,12 +463,7 @@ class Excerpt:
     """
 
     def __init__(
-        self,
-        problem: ConvProblem,
-        pass_: str,
-        operands: Operands,
-        impl: Impl,
-        most_flops: float,
+        self, problem: ConvProblem, pass_: str, operands: Operands, impl: Impl, most_flops: float
     ) -> None:
         """Choose the part and compute its expected values.
 
@@ -527,15 +499,11 @@ class Excerpt:
         x, w, dy = (
             self._part(name, array) for name, array in zip(("dx", "dw", "y"), operands, strict=True)
         )
-        part = ConvProblem(
-            (len(x), x.shape[1] * x.shape[2], *x.shape[3:]),
-            (w.shape[0] * w.shape[1], *w.shape[2:]),
-            stride=problem.stride,
-            padding=problem.padding,
-            dilation=problem.dilation,
-            groups=len(w),
-            dtype=x.dtype.type,
-        )
+        x_shape = (len(x), x.shape[1] * x.shape[2], *x.shape[3:])
+        w_shape = (w.shape[0] * w.shape[1], *w.shape[2:])
+        layer = {key: problem.keywords[key] for key in ("stride", "dilation")}
+        layer |= {"padding": problem.padding, "groups": len(w), "dtype": x.dtype.type}
+        part = ConvProblem(x_shape, w_shape, **layer)
         shapes = (part.input_shape, part.filter_shape, part.output_shape)
         there = Operands(*(a.reshape(s) for a, s in zip((x, w, dy), shapes, strict=True)))
         compute = pass_function(part, pass_, impl)
@@ -561,19 +529,14 @@ class Excerpt:
         would have if their terms did not cancel: the root of the mean sum of squared terms.
         """
         name, expected = RESULT[self._pass], self._expected
-        count = max(expected.size, 1)
         with np.errstate(all="ignore"):
             error = np.abs(self._part(name, result).ravel() - expected)
-            spread = math.sqrt(np.vdot(error, error) / count)
+            spread = math.sqrt(np.vdot(error, error) / max(expected.size, 1))
             largest = float(np.max(error, initial=0.0))
-        return Agreement(
-            "float64 reference",
-            name,
-            f"{self.share:.0%} of the multiply-adds",
-            expected.size,
-            float(np.maximum(spread, largest / _PEAK)) / self._scale,  # NaN if either is NaN
-            self._bound(precision),
-        )
+        size = float(np.maximum(spread, largest / _PEAK))  # NaN if either is NaN
+        compared, bound = f"{self.share:.0%} of the multiply-adds", self._bound(precision)
+        ratio = size / self._scale
+        return Agreement("float64 reference", name, compared, expected.size, ratio, bound)
 
     def _bound(self, precision: Precision) -> float:
         """Return the largest allowed relative difference: twice the expected error.
@@ -624,21 +587,36 @@ The ratio reaches about 6 for normally distributed errors.
 """
 
 
+def adjoint_agreement(
+    products: Mapping[str, float], scale: float, bound: float, *, is_finite: bool
+) -> Agreement:
+    """Return whether inner products agree; their largest difference is divided by ``scale``.
+
+    Args:
+        is_finite: whether the multiplied tensors are finite.
+    """
+    values, difference = list(products.values()), None
+    if is_finite and all(map(math.isfinite, values)):
+        difference = _ratio(max(values) - min(values), scale)
+    return Agreement("adjoint identity", "y, dx, dw", "3 inner products", 3, difference, bound)
+
+
 def integer_operands(problem: ConvProblem, generator: np.random.Generator) -> Operands:
     """Return integer-valued operands for which every partial sum is exact in the dtype."""
     dtype = arrays.numpy_dtype(problem.dtype)
     shapes = (problem.input_shape, problem.filter_shape, problem.output_shape)
     largest, density = 8, 1.0
+
+    def drawn(shape: tuple[int, ...]) -> np.ndarray:
+        parts = [
+            generator.integers(-largest, largest, size=shape, endpoint=True)
+            * (generator.random(shape) < density)
+            for _ in range(2 if problem.is_complex else 1)
+        ]
+        return parts[0] + 1j * parts[1] if parts[1:] else parts[0]
+
     while True:
-        tensors = []
-        for shape in shapes:
-            parts = [
-                generator.integers(-largest, largest, size=shape, endpoint=True)
-                * (generator.random(shape) < density)
-                for _ in range(2 if problem.is_complex else 1)
-            ]
-            tensors.append((parts[0] + 1j * parts[1] if parts[1:] else parts[0]).astype(dtype))
-        operands = Operands(*tensors)
+        operands = Operands(*(drawn(shape).astype(dtype) for shape in shapes))
         sums = [np.max(m, initial=0.0) for m in Truth(problem, operands).magnitudes]
         if max(sums) <= EXACT_UP_TO[problem.dtype]:
             return operands

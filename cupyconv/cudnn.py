@@ -291,16 +291,12 @@ def convolution_backward_data(
     [[3.0, 6.0, 3.0], [6.0, 12.0, 6.0], [3.0, 6.0, 3.0]]
     """
     layer = _options(x, pad, stride, dilation, groups, d_layout, w_layout)
-    shape = _result("y", y).shape
-    how = (*layer, None, _precision(tensor_core), "auto")
+    operation, bias, shape = "backprop_input", None, _result("y", y).shape
+    if b is not None:
+        operation, bias, shape = "conjugate_transpose", _flat(b), (shape, None)
+    options = (shape, *layer, None, _precision(tensor_core), "auto")
     measure = bool(auto_tune) and not deterministic
-    if b is None:
-        arrays_of = (W, x, None, None, y)
-        compute("backprop_input", *arrays_of, (shape, *how), _BACKWARD_DATA, measure)
-        return
-    arrays_of = (W, x, _flat(b), None, y)
-    options = ((shape, None), *how)
-    compute("conjugate_transpose", *arrays_of, options, _BACKWARD_DATA, measure)
+    compute(operation, W, x, bias, None, y, options, _BACKWARD_DATA, measure)
 
 
 # -- reading the arguments -------------------------------------------------------------------------

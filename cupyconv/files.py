@@ -19,9 +19,6 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 LARGEST_TEXT = 64 << 20
 """Largest number of bytes of a text, record or kernel that is read (hand-set)."""
 
-LARGEST_MODEL = (2 << 30) - 1
-"""Largest number of bytes of an ONNX model that is read (protobuf's limit)."""
-
 # -- reading ---------------------------------------------------------------------------------------
 
 

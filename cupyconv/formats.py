@@ -7,7 +7,7 @@ axes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar, cast
 
 from cupyconv.errors import ConvError, unknown_word
@@ -69,6 +69,7 @@ def resolve_filter_format(word: str | None, spatial_rank: int, data_format: str)
 
 
 _Word = TypeVar("_Word", DataFormat, FilterFormat)
+_Value = TypeVar("_Value")
 
 
 def _resolve(
@@ -105,6 +106,12 @@ def _resolve(
                 candidates=(),
             )
     raise unknown_word(what, word, (*known, *aliases))
+
+
+def ordered(axes: Sequence[int], values: Iterable[_Value]) -> tuple[_Value, ...]:
+    """Return values in another order: value number i is at index ``axes[i]``."""
+    placed = dict(zip(axes, values, strict=True))
+    return tuple(placed[axis] for axis in range(len(axes)))
 
 
 def data_axes(data_format: str) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from cupyconv.errors import unknown_arguments
 
-_WIDTH = 96
-"""Width of a docstring in characters (hand-set)."""
+_WIDTH = 100 - 4
+"""Width of a docstring in characters: that of a source line, less the docstring's indentation."""
 
 _ENTRY = re.compile(r" *\w+(, \w+)*:( |$)")
 """Pattern of the first line of an argument or error, and of the title of a section."""

@@ -197,7 +197,7 @@ def _measure(candidates: Sequence[PassPlan], run: Run, load: Load) -> _Measureme
     if not samples:
         raise failures[0]
     times = {number: min(values) for number, values in samples.items()}
-    best = min(times, key=lambda number: times[number])
+    best = min(times, key=times.__getitem__)
     if 0 in times and times[best] > CLEARLY_FASTER * times[0]:
         best = 0
     left_out = {number: _first_line(error) for number, error in sorted(failures.items())}
@@ -285,14 +285,8 @@ def _path(request: Request, impl: str, candidates: Sequence[PassPlan]) -> Path |
     folder = cache_folder.trusted_directory("measured")
     if folder is None:
         return None
-    key = (
-        _FORMAT,
-        cupyconv.__version__,
-        driver_version(),
-        impl,
-        asdict(request),
-        [asdict(candidate) for candidate in candidates],
-    )
+    versions = (_FORMAT, cupyconv.__version__, driver_version())
+    key = (*versions, impl, asdict(request), list(map(asdict, candidates)))
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
     return folder / f"{digest}.json"
 
@@ -323,10 +317,8 @@ def _write(
         "device": request.device.name,
         "problem": str(request.problem),
         "pass": request.pass_,
-        "candidates": [_name(candidate) for candidate in candidates],
-        "fastest": measured.fastest,
-        "seconds": measured.seconds,
-        "left_out": measured.left_out,
+        "candidates": list(map(_name, candidates)),
+        **{key: getattr(measured, key) for key in ("fastest", "seconds", "left_out")},
     }
     with suppress(OSError):
         cache_folder.keep(path, json.dumps(entry, indent=1).encode())

@@ -31,9 +31,8 @@ class Layout(NamedTuple):
         if 0 in self.shape:
             return 0, 0
         steps = [(n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)]
-        return sum(min(step, 0) for step in steps), sum(
-            max(step, 0) for step in steps
-        ) + self.itemsize
+        low, high = (sum(limit(step, 0) for step in steps) for limit in (min, max))
+        return low, high + self.itemsize
 
     def fits(self, array: Any) -> bool:
         """Return whether an array has this layout; strides of axes of one element do not count."""
@@ -53,10 +52,8 @@ class Layout(NamedTuple):
         return Layout(shape, tuple(step * dtype.itemsize for step in steps), dtype)
 
 
-def take(
-    names: Sequence[str], given: tuple[Any, ...]
-) -> tuple[tuple[Any, ...], arrays.Home, Backend]:
-    """Return the arguments as arrays, their kind of device, and its backend.
+def take(names: Sequence[str], given: tuple[Any, ...]) -> tuple[tuple[Any, ...], Backend]:
+    """Return the arguments as arrays, and the backend of their device.
 
     Raises:
         ConvTypeError: an argument is not an array, or is on another device than the first argument
@@ -72,7 +69,7 @@ def take(
     backend = backends.of(home)
     if backend.ordinal is not None:
         require_current_device(names, given, backend.ordinal)
-    return given, home, backend
+    return given, backend
 
 
 def take_filter(w: Any) -> Any:
@@ -139,21 +136,18 @@ def require_add(name: str, shape: tuple[int, ...], result: tuple[int, ...]) -> N
         )
 
 
-def take_add(name: str, add: Any, out_name: str, out: Any, home: arrays.Home) -> Any:
-    """Return ``out`` if the addend is the same array, else the addend.
+def require_add_apart(name: str, add: Any, out_name: str, out: Any, home: arrays.Home) -> None:
+    """Check that an addend is ``out`` itself or shares no memory with it.
 
     Raises:
         ConvError: the addend is another array, but shares memory with ``out``.
     """
-    if arrays.are_same(add, out, home):
-        return out
-    if arrays.overlap(add, out, home):
+    if not arrays.are_same(add, out, home) and arrays.overlap(add, out, home):
         raise ConvError(
             f"{name} must be {out_name} itself or share no memory with it",
             f"{name} shares memory with {out_name}, but has another address, shape or strides",
             f"Pass a copy of {name}",
         )
-    return add
 
 
 def require_current_device(names: Sequence[str], given: Sequence[Any], current: int) -> None:
@@ -167,44 +161,32 @@ def require_current_device(names: Sequence[str], given: Sequence[Any], current: 
             )
 
 
-def take_out_array(out_name: str, out: Any, home: arrays.Home) -> Any:
-    """Return ``out`` as a NumPy or CuPy array, after checking that it is writable and on ``home``.
+def take_out(out_name: str, out: Any, backend: Backend) -> Any:
+    """Return ``out`` as a NumPy or CuPy array, after checking that a backend may write to it.
 
     Args:
         out_name: name of ``out`` in errors.
     """
     array, out_home = arrays.take_out(out_name, out)
-    if out_home is not home:
+    if out_home is not backend.home:
         raise ConvTypeError(
             f"{out_name} must be on the inputs' device: {out_name} is a {out_home.value} array, "
-            f"the inputs are {home.value} arrays. Pass a {home.value} array"
+            f"the inputs are {backend.home.value} arrays. Pass a {backend.home.value} array"
         )
+    if backend.ordinal is not None:
+        require_current_device((out_name,), (array,), backend.ordinal)
     return array
 
 
-def take_out(
-    out_name: str,
-    out: Any,
-    inputs: Mapping[str, Any],
-    home: arrays.Home,
-    backend: Backend,
-) -> Any:
-    """Return ``out`` as a NumPy or CuPy array, after checking that the result may be written to it.
-
-    Args:
-        inputs: arrays that must not share memory with ``out``, by their names in errors.
-    """
-    array = take_out_array(out_name, out, home)
-    if backend.ordinal is not None:
-        require_current_device((out_name,), (array,), backend.ordinal)
+def require_apart(out_name: str, out: Any, inputs: Mapping[str, Any], home: arrays.Home) -> None:
+    """Check that ``out`` shares no memory with ``inputs``, keyed by their names in errors."""
     for name, other in inputs.items():
-        if arrays.overlap(array, other, home):
+        if arrays.overlap(out, other, home):
             raise ConvError(
                 f"{out_name} must not share memory with an input",
                 f"{out_name} overlaps {name}",
                 f"Pass a new array as {out_name}, or a copy of {name}",
             )
-    return array
 
 
 def written_to(out: Any) -> Any:

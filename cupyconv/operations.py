@@ -11,18 +11,8 @@ from cupyconv.calls import compute
 from cupyconv.errors import ConvError, naming_arguments, unknown_arguments, words_of
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.operands import Layout, common_dtype, take
-from cupyconv.planning import (
-    Activation,
-    Device,
-    Impl,
-    PassPlan,
-    Plan,
-    Precision,
-    require_limit,
-)
-from cupyconv.planning import (
-    plan as _plan,
-)
+from cupyconv.planning import Activation, Device, Impl, PassPlan, Plan, Precision, require_limit
+from cupyconv.planning import plan as _plan
 from cupyconv.prepared import PreparedFilter
 from cupyconv.problem import (
     PASSES,
@@ -468,7 +458,7 @@ def conv_backward(
     layer = (stride, padding, dilation, groups, data_format, filter_format, None, precision, impl)
     prepared_filter = w if isinstance(w, PreparedFilter) else None
     plain = w if prepared_filter is None else prepared_filter.array
-    (x, w, dy), _, backend = take(("x", "w", "dy"), (x, plain, dy))
+    (x, w, dy), backend = take(("x", "w", "dy"), (x, plain, dy))
     is_number = x.dtype.kind in "fcV"  # V is the kind of bfloat16
     if needed in ((), ("bias",)) or not (is_number and x.dtype == w.dtype == dy.dtype):
         # The calls below do not check that x, w and dy fit together.
@@ -632,7 +622,7 @@ def prepare(
     require_problem("prepare", problem)
     require_words(None, precision, impl)
     names = words_of("passes", "pass that reads a filter", passes, FILTER_PASSES)
-    (array,), _, backend = take(("w",), (w,))
+    (array,), backend = take(("w",), (w,))
     calls.require_no_capture(backend, "cupyconv.prepare")
     layout = Layout.of(array)
     dtype = common_dtype({"w": layout})
@@ -643,13 +633,10 @@ def prepare(
             f"{shape_text(problem.filter_shape)} {problem.dtype}",
             "Pass the filter of this problem, or problem.replace(filter_shape=..., dtype=...)",
         )
-    found = [
-        calls.of_problem(name, problem, backend, impl, precision, settings.workspace_limit, array)
-        for name in names
-    ]
+    how = backend, impl, precision, settings.workspace_limit, array
+    found = [calls.of_problem(name, problem, *how).filter_form for name in names]
     forms: dict[str, Any] = {}
-    for call in found:
-        form = call.filter_form
+    for form in found:
         if form is not None and form.name not in forms:
             forms[form.name] = backend.arrange(form, array)
     return PreparedFilter(array, forms, problem, backend.device, names, precision)

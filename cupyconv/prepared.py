@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from cupyconv.errors import ConvError
 from cupyconv.planning import Device, Request
@@ -12,57 +13,7 @@ from cupyconv.problem import ConvProblem, bytes_text, shape_text
 _Array_co = TypeVar("_Array_co", covariant=True)
 
 
-class FilterKey(NamedTuple):
-    """The calls that a prepared filter supports, and the names of its copies.
-
-    It contains no arrays, so it can be part of a cache key.
-
-    Attributes:
-        problem: the layer; the calls may have inputs of other sizes.
-        device: device of the filter.
-        passes: names of the supported passes: "forward", "backprop_input" or both.
-        precision: argument ``precision`` of the calls.
-        forms: names of the copies of w, the keys of ``PreparedFilter.forms``.
-    """
-
-    problem: ConvProblem
-    device: Device
-    passes: tuple[str, ...]
-    precision: str
-    forms: tuple[str, ...]
-
-    def require(self, request: Request) -> None:
-        """Check that the prepared filter supports a call.
-
-        Raises:
-            ConvError: the call has another layer, device, pass or precision.
-        """
-        wrong = ""
-        differing = _differences(self.problem, request.problem)
-        if self.device != request.device:
-            wrong = f"the filter was prepared on {_place(self.device)}, the call is on "
-            wrong += _place(request.device)
-        elif differing:
-            wrong = f"the filter was prepared with {differing[0]}, the call has {differing[1]}"
-        elif request.pass_ not in self.passes:
-            wrong = (
-                f"the filter was prepared for {' and '.join(self.passes)}, the call is "
-                f"{request.pass_}"
-            )
-        elif request.precision != self.precision:
-            wrong = (
-                f"the filter was prepared with precision {self.precision!r}, the call has "
-                f"{request.precision!r}"
-            )
-        if wrong:
-            raise ConvError(
-                "a prepared filter must be used as it was prepared",
-                wrong,
-                "Prepare w for this call too, with cupyconv.prepare(w, problem, ...), or pass w "
-                "itself",
-            )
-
-
+@dataclass(eq=False, repr=False)
 class PreparedFilter(Generic[_Array_co]):
     """A filter w, with copies of w in the memory orders that kernels read.
 
@@ -83,21 +34,13 @@ class PreparedFilter(Generic[_Array_co]):
     ((3, 2, 3, 3), 4, 'float32', 0)
     """
 
-    def __init__(
-        self,
-        array: _Array_co,
-        forms: Mapping[str, Any],
-        problem: ConvProblem,
-        device: Device,
-        passes: tuple[str, ...],
-        precision: str,
-    ) -> None:
-        self.array = array
-        self.forms = dict(forms)
-        self.problem, self.device = problem, device
-        self.passes, self.precision = passes, precision
-        self.key = FilterKey(problem, device, passes, precision, tuple(forms))
-        self.calls: dict[Any, Any] = {}  # calls with this filter, as in calls.py
+    array: _Array_co
+    forms: Mapping[str, Any]
+    problem: ConvProblem
+    device: Device
+    passes: tuple[str, ...]
+    precision: str
+    calls: dict[Any, Any] = field(default_factory=dict, init=False)  # as in calls.py
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -138,6 +81,30 @@ class PreparedFilter(Generic[_Array_co]):
             f"PreparedFilter({shape_text(self.shape)} {problem.filter_format} {problem.dtype} "
             f"on {_place(self.device)}, for {' and '.join(self.passes)}: {copies})"
         )
+
+
+def require_use(prepared: PreparedFilter[Any], request: Request) -> None:
+    """Check that a prepared filter supports a call.
+
+    Raises:
+        ConvError: the call has another layer, device, pass or precision.
+    """
+    place, differing = _place(prepared.device), _differences(prepared.problem, request.problem)
+    if prepared.device != request.device:
+        wrong = f"on {place}, the call is on {_place(request.device)}"
+    elif differing:
+        wrong = f"with {differing[0]}, the call has {differing[1]}"
+    elif request.pass_ not in prepared.passes:
+        wrong = f"for {' and '.join(prepared.passes)}, the call is {request.pass_}"
+    elif request.precision != prepared.precision:
+        wrong = f"with precision {prepared.precision!r}, the call has {request.precision!r}"
+    else:
+        return
+    raise ConvError(
+        "a prepared filter must be used as it was prepared",
+        f"the filter was prepared {wrong}",
+        "Prepare w for this call too, with cupyconv.prepare(w, problem, ...), or pass w itself",
+    )
 
 
 def _place(device: Device) -> str:

@@ -237,10 +237,11 @@ class ConvAxis:
     @property
     def pairs(self) -> int:
         """Number of pairs of an output and a tap that read an input instead of padding."""
-        low = self.pad_before
-        return count_pairs(
-            self.output, self.filter, self.stride, self.dilation, low, low + self.input
-        )
+        return self._count_pairs(self.output, self.filter, self.pad_before)
+
+    def _count_pairs(self, outputs: int, taps: int, low: int) -> int:
+        """Return how many of these pairs read an input; input 0 has the position ``low``."""
+        return count_pairs(outputs, taps, self.stride, self.dilation, low, low + self.input)
 
     @property
     def unread_inputs(self) -> int:
@@ -251,14 +252,7 @@ class ConvAxis:
         common = gcd(self.stride, self.dilation)
         across, along = self.dilation // common, self.stride // common
         low = self.pad_before - along * self.dilation
-        repeated = count_pairs(
-            self.output - across,
-            self.filter - along,
-            self.stride,
-            self.dilation,
-            low,
-            low + self.input,
-        )
+        repeated = self._count_pairs(self.output - across, self.filter - along, low)
         return self.input - (self.pairs - repeated)
 
     @property
@@ -414,48 +408,6 @@ class ConvProblem:
         problem = offering(partial(named_problem, Names()), Names(), arguments)
         vars(self).update(vars(problem))
 
-    def _assign(
-        self,
-        names: Names,
-        input_shape: Iterable[int],
-        filter_shape: Iterable[int],
-        options: ConvOptions,
-        dtype: Any,
-    ) -> None:
-        x_shape = integers(names.x_shape, input_shape)
-        w_shape = integers(names.w_shape, filter_shape)
-        rank = spatial_rank(names, x_shape, w_shape)
-        layout = formats.resolve_data_format(options.data_format, rank)
-        filter_layout = formats.resolve_filter_format(options.filter_format, rank, layout)
-        vars(self).update(
-            input_shape=x_shape,
-            filter_shape=w_shape,
-            data_format=layout,
-            filter_format=filter_layout,
-            stride=_per_axis(names.stride, options.stride, rank),
-            dilation=_per_axis(names.dilation, options.dilation, rank),
-            groups=_positive(names.groups, options.groups, candidates=()),
-            dtype=dtype_name(dtype, "Pass, for example, dtype='float32'"),
-        )
-        _require_sizes(names, self)
-        _require_channels(names, self)
-        spans = [
-            (taps - 1) * dilation
-            for taps, dilation in zip(self.filter_sizes, self.dilation, strict=True)
-        ]
-        mode, pairs = _padding(names, options.padding, layout, spans)
-        if mode.startswith("same"):
-            pairs = tuple(
-                _same_padding(mode, *sizes)
-                for sizes in zip(
-                    self.input_sizes, self.filter_sizes, self.stride, self.dilation, strict=True
-                )
-            )
-        vars(self).update(padding_mode=mode, padding=pairs)
-        for axis in self.axes:
-            _require_countable(names, axis)
-            _require_window(names, axis)
-
     # -- sizes ------------------------------------------------------------------------------
 
     @property
@@ -512,28 +464,18 @@ class ConvProblem:
     def axes(self) -> tuple[ConvAxis, ...]:
         """The spatial axes, each with its sizes, stride, dilation and padding."""
         names = formats.SPATIAL_AXES[self.spatial_rank]
+        rules = (self.input_sizes, self.filter_sizes, self.stride, self.dilation)
         return tuple(
             ConvAxis(name, size, taps, stride, dilation, before, after, self.padding_mode)
-            for name, size, taps, stride, dilation, (before, after) in zip(
-                names,
-                self.input_sizes,
-                self.filter_sizes,
-                self.stride,
-                self.dilation,
-                self.padding,
-                strict=True,
+            for name, (before, after), size, taps, stride, dilation in zip(
+                names, self.padding, *rules, strict=True
             )
         )
 
     @cached_property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of y and of dy, in ``data_format`` order."""
-        shape = [0] * len(self.input_shape)
-        for position, size in zip(
-            self.data_axes, (self.N, self.K, *self.output_sizes), strict=True
-        ):
-            shape[position] = size
-        return tuple(shape)
+        return formats.ordered(self.data_axes, (self.N, self.K, *self.output_sizes))
 
     @property
     def input_gradient_shape(self) -> tuple[int, ...]:
@@ -628,7 +570,7 @@ class ConvProblem:
     def needs_64bit_indexing(self) -> bool:
         """Whether x, w or y has more elements than a signed 32-bit integer can count."""
         tensors = (self.input_shape, self.filter_shape, self.output_shape)
-        return any(prod(shape) > 2**31 - 1 for shape in tensors)
+        return max(map(prod, tensors)) > 2**31 - 1
 
     def gemm(self, pass_: str) -> GemmView:
         """Return a pass as matrix products, one per group (implicit GEMM).
@@ -771,12 +713,7 @@ class ConvProblem:
         """Stride, padding, dilation, groups and formats of the layer."""
         padding = self.padding if self.padding_mode == "explicit" else self.padding_mode
         return ConvOptions(
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            self.data_format,
-            self.filter_format,
+            self.stride, padding, self.dilation, self.groups, self.data_format, self.filter_format
         )
 
     @property
@@ -828,12 +765,8 @@ class ConvProblem:
         shapes = tuple((name, shape_text(shape), order) for name, shape, order in tensors)
         axes = tuple(
             (
-                axis.name,
-                f"({axis.pad_before}, {axis.pad_after})",
-                f"{axis.stride}",
-                f"{axis.dilation}",
-                axis.formula,
-                interval_text(axis.valid_input_sizes),
+                *(axis.name, f"({axis.pad_before}, {axis.pad_after})", f"{axis.stride}"),
+                *(f"{axis.dilation}", axis.formula, interval_text(axis.valid_input_sizes)),
             )
             for axis in self.axes
         )
@@ -1003,8 +936,7 @@ def dtype_name(dtype: Any, remedy: str = "") -> DtypeName:
         ConvTypeError: the dtype is not supported.
     """
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None)
-    if name is None:
-        name = getattr(dtype, "__name__", None)
+    name = getattr(dtype, "__name__", None) if name is None else name
     if not isinstance(name, str) or name not in ITEMSIZE:
         text = shown(name).strip("'") if isinstance(name, str) else shown(dtype)
         rule = f"dtype must be one of {', '.join(ITEMSIZE)}"
@@ -1079,8 +1011,34 @@ def named_problem(
     **options: Any,
 ) -> ConvProblem:
     """Return a ConvProblem with these shapes, dtype and options; error messages use ``names``."""
-    problem = object.__new__(ConvProblem)
-    problem._assign(names, input_shape, filter_shape, ConvOptions(**options), dtype)
+    problem, given = object.__new__(ConvProblem), ConvOptions(**options)
+    x_shape = integers(names.x_shape, input_shape)
+    w_shape = integers(names.w_shape, filter_shape)
+    rank = spatial_rank(names, x_shape, w_shape)
+    layout = formats.resolve_data_format(given.data_format, rank)
+    filter_layout = formats.resolve_filter_format(given.filter_format, rank, layout)
+    vars(problem).update(
+        input_shape=x_shape,
+        filter_shape=w_shape,
+        data_format=layout,
+        filter_format=filter_layout,
+        stride=_per_axis(names.stride, given.stride, rank),
+        dilation=_per_axis(names.dilation, given.dilation, rank),
+        groups=_positive(names.groups, given.groups, candidates=()),
+        dtype=dtype_name(dtype, "Pass, for example, dtype='float32'"),
+    )
+    _require_sizes(names, problem)
+    _require_channels(names, problem)
+    rules = (problem.filter_sizes, problem.stride, problem.dilation)
+    spans = [(taps - 1) * dilation for taps, _, dilation in zip(*rules, strict=True)]
+    mode, pairs = _padding(names, given.padding, layout, spans)
+    if mode.startswith("same"):
+        axes = zip(problem.input_sizes, *rules, strict=True)
+        pairs = tuple(_same_padding(mode, *sizes) for sizes in axes)
+    vars(problem).update(padding_mode=mode, padding=pairs)
+    for axis in problem.axes:
+        _require_countable(names, axis)
+        _require_window(names, axis)
     return problem
 
 
@@ -1355,9 +1313,8 @@ def _output_padding_fixes(
             return list(values)
         return values[0] if len(set(values)) == 1 else tuple(values)
 
-    nearest = written(
-        [min(max(pixels, 0), limit) for pixels, limit in zip(extra, most, strict=True)]
-    )
+    limited = [min(max(pixels, 0), limit) for pixels, limit in zip(extra, most, strict=True)]
+    nearest = written(limited)
     fixes = [Fix({"output_padding": nearest}, (("output_padding", nearest),))]
     if max(strides) == 1 and min(extra) >= 0:
         steps = written([max(pixels + 1, 2) for pixels in extra])
@@ -1366,10 +1323,7 @@ def _output_padding_fixes(
 
 
 def _positive(
-    what: str,
-    value: object,
-    axis: str | None = None,
-    candidates: Sequence[Fix] | None = None,
+    what: str, value: object, axis: str | None = None, candidates: Sequence[Fix] | None = None
 ) -> int:
     number = integer(what, value)
     if number < 1:
@@ -1457,14 +1411,8 @@ def numpy_pad(mode: str) -> str | None:
     return own and f"numpy.pad(x, ..., mode={own!r})"
 
 
-_OWN_VALUES = {
-    "circular": "wrap",
-    "wrap": "wrap",
-    "reflect": "reflect",
-    "symmetric": "symmetric",
-    "replicate": "edge",
-    "edge": "edge",
-}
+_OWN_VALUES = {name: name for name in ("wrap", "reflect", "symmetric", "edge")}
+_OWN_VALUES |= {"circular": "wrap", "replicate": "edge"}
 """Modes of numpy.pad, keyed by the names that libraries have for padding with the input's values.
 """
 

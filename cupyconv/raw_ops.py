@@ -44,7 +44,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeVar, overload
 
 from cupyconv import arrays, formats
-from cupyconv.binding import ArgumentNames
+from cupyconv.binding import OPERATIONS, ArgumentNames
 from cupyconv.calls import compute
 from cupyconv.errors import (
     ConvError,
@@ -199,13 +199,6 @@ _ARGUMENT_NAMES = {
     "backprop_filter": ArgumentNames(("input", "out_backprop"), tensors=_NAMES),
     "backprop_bias": ArgumentNames(("out_backprop",)),
 }
-_SIZES: dict[str, tuple[str, ...]] = {
-    "forward": (),
-    "backprop_input": ("input_shape",),
-    "backprop_filter": ("filter_shape",),
-}
-"""Tensors that the caller passes as shapes, as for ``remedies.offering``, keyed by operation."""
-
 
 # -- gradients -------------------------------------------------------------------------------------
 
@@ -617,15 +610,11 @@ def BiasAddGrad(
     >>> raw_ops.BiasAddGrad(out_backprop=np.ones((1, 2, 2, 3)), data_format="NCHW").tolist()
     [6.0, 6.0]
     """
-    words: dict[str, formats.DataFormat] = {
-        "NHWC": formats.CHANNELS_LAST,
-        "NCHW": formats.CHANNELS_FIRST,
-    }
+    words = {"NHWC": formats.CHANNELS_LAST, "NCHW": formats.CHANNELS_FIRST}
     word = "NHWC" if data_format is None else _word(data_format)
     if word not in words:
         raise unknown_word("data_format", data_format, words)
-    layout = words[word]
-    options = ConvOptions(data_format=layout)
+    options = ConvOptions(data_format=words[word])
     return _compute("backprop_bias", out_backprop, None, None, options)
 
 
@@ -646,10 +635,7 @@ def _compute(operation: str, first: Any, second: Any, shape: Any, layer: ConvOpt
 
 @lru_cache(maxsize=4096)
 def _checked(
-    operation: str,
-    shapes: tuple[tuple[int, ...] | None, ...],
-    window: _Window,
-    depthwise: bool,
+    operation: str, shapes: tuple[tuple[int, ...] | None, ...], window: _Window, depthwise: bool
 ) -> ConvOptions:
     """Check the arguments of a call, and return its options in cupyconv's form.
 
@@ -681,16 +667,15 @@ def _checked(
         else:
             groups = _groups(channels, filter_shape)
         options = options._replace(groups=groups)
-        problem = named_problem(
-            names, input_shape, filter_shape, **options._asdict(), dtype="float32"
-        )
+        layer = {**options._asdict(), "dtype": "float32"}
+        problem = named_problem(names, input_shape, filter_shape, **layer)
         if output_shape is not None:
             require_output(names, problem, output_shape)
         return options
 
     keys = ("input_shape", "filter_shape", "output_shape")
     given = dict(zip(keys, shapes, strict=True)) | window._asdict()
-    return offering(require, names, given, _SIZES[operation])
+    return offering(require, names, given, OPERATIONS[operation].sizes)
 
 
 # -- reading the arguments -------------------------------------------------------------------------
@@ -739,17 +724,11 @@ def _window(
     known = ("SAME", "VALID") if explicit_paddings is None else ("SAME", "VALID", "EXPLICIT")
     if word_of_padding not in known:
         raise unknown_word("padding", padding, known, PADDING_WORDS)
-    if dilations is None:
-        dilations = (1,) * (rank + 2)
-    sides = () if explicit_paddings is None else explicit_paddings
-    return _Window(
-        word,
-        formats.filter_formats(rank)[1],
-        _integers("strides", strides),
-        _integers("dilations", dilations),
-        word_of_padding,
-        _integers("explicit_paddings", sides),
-    )
+    steps = _integers("strides", strides)
+    gaps = _integers("dilations", (1,) * (rank + 2) if dilations is None else dilations)
+    sides = _integers("explicit_paddings", () if explicit_paddings is None else explicit_paddings)
+    filter_format = formats.filter_formats(rank)[1]
+    return _Window(word, filter_format, steps, gaps, word_of_padding, sides)
 
 
 def _options(window: _Window) -> ConvOptions:
@@ -762,11 +741,10 @@ def _options(window: _Window) -> ConvOptions:
 
 
 def _of_spatial_axes(what: str, values: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    values = tuple(values)
     if len(values) != len(layout):
         raise ConvError(
             f"{what} must have an entry for each axis of {layout}",
-            f"got {counted(len(values), 'value')}, {shown(list(values))}",
+            _values_text(values),
             f"Pass {len(layout)} integers",
             candidates=(),
         )
@@ -864,12 +842,14 @@ def _require_axes(window: _Window, what: str, shape: tuple[int, ...]) -> None:
 
 def _input_shape(input_sizes: Any, w: Any, dy: Any, window: _Window) -> tuple[int, ...]:
     sizes = _integers("input_sizes", input_sizes)
-    batch, channels, *spatial = formats.data_axes(window.data_format)
-    if len(sizes) != len(spatial) or dy.ndim != len(window.data_format):
+    axes = formats.data_axes(window.data_format)
+    if len(sizes) != len(axes) - 2 or dy.ndim != len(axes):
         return sizes
-    shape = dict(zip(spatial, sizes, strict=True))
-    shape |= {batch: dy.shape[batch], channels: w.shape[-2]}
-    return tuple(shape[axis] for axis in sorted(shape))
+    return formats.ordered(axes, (dy.shape[axes[0]], w.shape[-2], *sizes))
+
+
+def _values_text(values: Sequence[int]) -> str:
+    return f"got {counted(len(values), 'value')}, {shown(list(values))}"
 
 
 def _require_input_sizes(sizes: tuple[int, ...], window: _Window) -> None:
@@ -878,7 +858,7 @@ def _require_input_sizes(sizes: tuple[int, ...], window: _Window) -> None:
         raise ConvError(
             f"input_sizes must be the input's shape of {axes} values, or its {axes - 2} spatial "
             "sizes",
-            f"got {counted(len(sizes), 'value')}, {shown(list(sizes))}",
+            _values_text(sizes),
             f"Pass {axes} values in {window.data_format} order",
             candidates=(),
         )
@@ -887,13 +867,11 @@ def _require_input_sizes(sizes: tuple[int, ...], window: _Window) -> None:
 def _filter_shape(filter_sizes: Any, window: _Window, depthwise: bool) -> tuple[int, ...]:
     sizes, axes = _integers("filter_sizes", filter_sizes), len(window.data_format)
     if len(sizes) != axes:
-        raise ConvError(
-            f"filter_sizes must be the filter's shape, which has {axes} values",
-            f"got {counted(len(sizes), 'value')}, {shown(list(sizes))}",
-            "Pass its height, width, channels and filters per channel"
-            if depthwise
-            else "Pass its spatial sizes, input channels and output channels",
-        )
+        needed = "spatial sizes, input channels and output channels"
+        if depthwise:
+            needed = "height, width, channels and filters per channel"
+        rule = f"filter_sizes must be the filter's shape, which has {axes} values"
+        raise ConvError(rule, _values_text(sizes), f"Pass its {needed}")
     return sizes
 
 

@@ -206,16 +206,14 @@ def warm(
     ahead = Ahead(
         device, precision=precision, impl=impl, workspace_limit=workspace_limit, measure=measure
     )
+    how = transposed, activation, add, layout
     for problem in problems if isinstance(problems, Iterable) else (problems,):
-        ahead.add(
-            problem,
-            passes,
-            transposed=transposed,
-            activation=activation,
-            add=add,
-            layout=layout,
-        )
+        ahead.add(problem, passes, *how)
     return ahead.compile(threads)
+
+
+_REVERSED = {"forward": "backprop_input", "backprop_input": "forward"}
+"""Pass of the underlying convolution that a pass of a transposed convolution is."""
 
 
 class Ahead:
@@ -243,7 +241,6 @@ class Ahead:
         self,
         problem: ConvProblem,
         passes: str | Iterable[str] = PASSES,
-        *,
         transposed: bool = False,
         activation: str | None = None,
         add: bool = False,
@@ -256,9 +253,7 @@ class Ahead:
         require_word("layout", layout, (None, *LAYOUTS))
         strides = Strides.contiguous(problem) if layout is None else Strides.of(problem, layout)
         for word in words_of("passes", "pass", passes, PASSES):
-            pass_ = word
-            if transposed:
-                pass_ = {"forward": "backprop_input", "backprop_input": "forward"}.get(word, word)
+            pass_ = _REVERSED.get(word, word) if transposed else word
             epilogue = Epilogue(activation, add) if word == "forward" else PLAIN
             use = Use(problem, pass_, bool(transposed))
             request = Request(problem, pass_, self.device, self._precision, self._limit, strides)
@@ -293,18 +288,13 @@ class Ahead:
         seconds = time.perf_counter() - start
         kernels = tuple(
             WarmKernel(
-                variant.source.name,
-                dict(variant.defines),
-                tuple(self._uses[variant]),
-                *result.result()[1:],
+                variant.source.name, dict(variant.defines), tuple(uses), *result.result()[1:]
             )
-            for variant, result in zip(self._uses, results, strict=True)
+            for (variant, uses), result in zip(self._uses.items(), results, strict=True)
         )
-        unwritten = sum(not compiler.is_kept(variant) for variant in self._uses)
-        if unwritten:
-            raise _unusable_cache(
-                f"{unwritten} of {len(kernels)} kernels could not be written to {folder}"
-            )
+        if unwritten := sum(not compiler.is_kept(variant) for variant in self._uses):
+            what = f"{unwritten} of {len(kernels)} kernels"
+            raise _unusable_cache(f"{what} could not be written to {folder}")
         compiled = sum(kernel.seconds is not None for kernel in kernels)
         return Warmed(self.device, folder, kernels, seconds, min(threads or cores(), compiled))
 

@@ -81,8 +81,7 @@ def _fastest(
             call = make(torch.tensor(a), torch.tensor(b)) if torch and name == TORCH else make(a, b)
             times[name] = timing.measure({name: call}, 1, place, seconds)[name].seconds
         except Exception as error:  # if cuBLAS is missing or memory runs out, use another library
-            why, _, _ = str(error).partition("\n")
-            refusals.append(f"{name}: {markup.in_line(why)}")
+            refusals.append(f"{name}: {markup.in_line(environment.first_line(error))}")
         place.release()
     if not times:
         raise NoCeilingError("; ".join(refusals))

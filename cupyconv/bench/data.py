@@ -37,8 +37,8 @@ def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:
     x_shape = (problem.N, problem.C, *problem.input_sizes)
     w_shape = (problem.K, problem.C // problem.groups, *problem.filter_sizes)
     return problem.replace(
-        input_shape=_ordered(x_shape, formats.data_axes(data_format)),
-        filter_shape=_ordered(w_shape, formats.filter_axes(filter_format)),
+        input_shape=formats.ordered(formats.data_axes(data_format), x_shape),
+        filter_shape=formats.ordered(formats.filter_axes(filter_format), w_shape),
         data_format=data_format,
         filter_format=filter_format,
         dtype=dtype_name(dtype),
@@ -75,8 +75,3 @@ def _numbers(dtype: str, xp: Any) -> Any:
     if dtype in REAL_PART:
         values = values + 1j * generator.standard_normal(PERIOD, dtype=np.float32)
     return xp.asarray(values.astype(numpy_dtype(dtype)))
-
-
-def _ordered(shape: tuple[int, ...], positions: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sizes in another order, with ``shape[i]`` at index ``positions[i]``."""
-    return tuple(size for _, size in sorted(zip(positions, shape, strict=True)))

@@ -57,7 +57,7 @@ def describe(
         "threads": threads(),
         "load": _known(lambda: round(os.getloadavg()[0], 2)),
         "numpy": np.__version__,
-        "blas": _known(_blas),
+        "blas": _known(blas),
         "numba": _known(lambda: metadata.version("numba")),
         "torch": _known(lambda: metadata.version("torch")),
     }
@@ -105,6 +105,11 @@ def threads() -> int:
     return blas_threads() or cores()
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; the name of its type if it has no text."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def _known(look: Callable[[], Any]) -> Any:
     """Return the result of a function; None if it raises, for example if a tool is missing."""
     with suppress(Exception):
@@ -112,11 +117,11 @@ def _known(look: Callable[[], Any]) -> Any:
     return None
 
 
-def _blas() -> str:
+def blas() -> str:
     """Return name and version of the BLAS that NumPy was built with."""
     config: Any = np.show_config(mode="dicts")
-    blas = config["Build Dependencies"]["blas"]
-    return f"{blas['name']} {blas['version']}"
+    library = config["Build Dependencies"]["blas"]
+    return f"{library['name']} {library['version']}"
 
 
 def _cpu_name() -> str:

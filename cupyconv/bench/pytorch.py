@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from cupyconv.arrays import numpy_dtype
+from cupyconv.bench.environment import first_line
 from cupyconv.bench.places import Place
 from cupyconv.bench.timing import Call
 from cupyconv.checking import Operands
@@ -31,8 +32,7 @@ def find(place: Place) -> tuple[PyTorch | None, str]:
     except ImportError:
         return None, "PyTorch is not installed"
     except Exception as error:  # of any type, for example if a shared library is missing
-        why, _, _ = str(error).partition("\n")
-        return None, f"PyTorch could not be imported: {why or type(error).__name__}"
+        return None, f"PyTorch could not be imported: {first_line(error)}"
     if place.name == "gpu" and not torch.cuda.is_available():
         return None, f"this PyTorch ({torch.__version__}) has no CUDA device"
     return PyTorch(place, torch), ""

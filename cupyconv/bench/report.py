@@ -95,44 +95,46 @@ def _groups(pairs: Iterable[Comparison], key: Callable[[Row], Any]) -> dict[Any,
 def _measured(results: Results) -> list[Section]:
     """Return one section per dtype, with a table of the measured passes."""
     fastest = best(results.rows)
-    has_torch = any(row.implementation == TORCH for row in fastest.values())
+    ours = [row for row in fastest.values() if row.implementation != TORCH]
+    has_torch = len(ours) < len(fastest)
     has_host = any(row.host_microseconds is not None for row in fastest.values())
-    tables: dict[str, list[tuple[str, ...]]] = {}
-    for row in fastest.values():
-        if row.implementation == TORCH:
-            continue
+
+    def against_torch(row: Row, ratio: str) -> str:
         torch = fastest.get((row.dtype, row.layer, row.pass_, TORCH))
+        return f"{getattr(Comparison(row, torch), ratio):.2f}" if torch else "-"
+
+    def roof(row: Row) -> str:
         share = results.roofline_share(row)
-        pair = Comparison(row, torch) if torch else None
-        cells = (
-            row.layer,
-            _PASS_WORDS[row.pass_],
-            row.kernel.partition(" ")[0],  # without the tile
-            number(row.microseconds),
-            f"{(row.high - row.low) / 2 / row.microseconds:.0%}",
-            *([number(row.host_microseconds or 0)] if has_host else []),
-            number(row.tflops),
-            "-" if share is None else percent(share),
-            *([f"{pair.ratio:.2f}" if pair else "-"] if has_torch else []),
-            *([f"{pair.loop_ratio:.2f}" if pair else "-"] if has_torch and has_host else []),
-        )
-        tables.setdefault(row.dtype, []).append(cells)
-    host = ("host",) if has_host else ()
-    columns: tuple[str, ...] = ("layer", "pass", "kernel", "µs", "±", *host, "TFLOP/s", "roof")
+        return "-" if share is None else percent(share)
+
+    columns: dict[str, Callable[[Row], str]] = {
+        "layer": lambda row: row.layer,
+        "pass": lambda row: _PASS_WORDS[row.pass_],
+        "kernel": lambda row: row.kernel.partition(" ")[0],  # without the tile
+        "µs": lambda row: number(row.microseconds),
+        "±": lambda row: f"{(row.high - row.low) / 2 / row.microseconds:.0%}",
+    }
     text = (
         "µs: time of a call from a cold cache, ± half the spread; each library in its "
         "faster memory order. TFLOP/s: without products with padding. roof: roofline time / "
         "measured time."
     )
     if has_host:
+        columns["host"] = lambda row: number(row.host_microseconds or 0)
         text += " host: µs until the call returns to Python."
+    columns |= {"TFLOP/s": lambda row: number(row.tflops), "roof": roof}
     if has_torch:
-        columns += ("PyTorch/ours", *(("loop",) if has_host else ()))
+        columns["PyTorch/ours"] = lambda row: against_torch(row, "ratio")
         text += " PyTorch/ours: PyTorch's time over cupyconv's; above 1, cupyconv is faster."
     if has_torch and has_host:
+        columns["loop"] = lambda row: against_torch(row, "loop_ratio")
         text += " loop: this ratio for the longer of µs and host, as in a loop of calls."
+    tables: dict[str, list[tuple[str, ...]]] = {}
+    for row in ours:
+        tables.setdefault(row.dtype, []).append(tuple(cell(row) for cell in columns.values()))
+    names = tuple(columns)
     return [
-        _section(f"Every pass in {dtype}", [text], columns, rows, columns[:3])
+        _section(f"Every pass in {dtype}", [text], names, rows, names[:3])
         for dtype, rows in tables.items()
     ]
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 from cupyconv import files
@@ -276,7 +277,7 @@ def _read(kind: Any, entry: Mapping[str, Any]) -> Any:
 
 
 _DIVISORS = ("microseconds", "low", "high", "flops_per_second", "bytes_per_second")
-_LARGEST = 1e30  # limit of all numbers, so that their products do not overflow (hand-set)
+_LARGEST = float_info.max ** (1 / 10)  # limit of all numbers, so that products do not overflow
 
 _KINDS = {"load": int | float | None, "threads": int | float, "smi": dict, "layers": list}
 """Types of the optional entries that a report uses in computations; it only prints the others."""

@@ -91,7 +91,7 @@ def run(
     except KeyboardInterrupt:
         results.skip(Note("", "", "remaining layers", "interrupted"))
     except Exception as error:
-        why = f"stopped by an error: {_first_line(error)}"
+        why = f"stopped by an error: {environment.first_line(error)}"
         results.skip(Note("", "", "remaining layers", why))
         raise
     finally:
@@ -171,12 +171,7 @@ class _Run:
         return None
 
     def _pass(
-        self,
-        layer: SuiteLayer,
-        problem: ConvProblem,
-        layout: str,
-        pass_: str,
-        sets: list[Operands],
+        self, layer: SuiteLayer, problem: ConvProblem, layout: str, pass_: str, sets: list[Operands]
     ) -> None:
         """Check every implementation of a pass, and time the correct implementations."""
         place, options, results = self.place, self.options, self.results
@@ -193,12 +188,12 @@ class _Run:
                 results.skip(note(name, error.values))
                 continue
             except CupyconvError as error:
-                results.failed.append(note(f"{name} {pass_}", _first_line(error)))
+                results.failed.append(note(f"{name} {pass_}", environment.first_line(error)))
                 continue
             except pytorch.ERRORS as error:
                 if name != TORCH or _is_memory_error(error):
                     raise
-                results.skip(note(f"{name} {pass_}", _first_line(error)))
+                results.skip(note(f"{name} {pass_}", environment.first_line(error)))
                 continue
             found = excerpt.judge(result, options.precision)
             del result
@@ -249,7 +244,3 @@ def _is_memory_error(error: BaseException) -> bool:
         or type(error).__name__ == "OutOfMemoryError"
         or "can't allocate memory" in str(error)
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from cupyconv.errors import require_word
-from cupyconv.problem import ConvProblem
+from cupyconv.problem import ConvOptions, ConvProblem
 
 KINDS = ("dense", "pointwise", "dilated", "stem", "grouped", "depthwise", "conv1d", "conv3d")
 """Kinds of layers; a report has a geometric mean per kind, and every layer has one kind."""
@@ -134,16 +134,12 @@ def _random(numbers: Random, kind: str) -> ConvProblem:
     spatial = [max(round(2 ** numbers.uniform(least, most)), width) for _ in range(rank)]
     if numbers.random() < 0.75:  # most layers have equal spatial extents
         spatial = spatial[:1] * rank
-    problem = ConvProblem(
-        (numbers.choice((1, 1, 2, 4, 8, 32)), channels, *spatial),
-        (filters, channels // groups, *[width] * rank),
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-    )
+    x_shape = (numbers.choice((1, 1, 2, 4, 8, 32)), channels, *spatial)
+    w_shape = (filters, channels // groups, *[width] * rank)
+    options = ConvOptions(stride, padding, dilation, groups)
+    problem = ConvProblem(x_shape, w_shape, **options._asdict())
     most = max(int(problem.N * MOST_DRAWN_FLOPS / problem.flops), 1)
-    return problem.replace(input_shape=(min(problem.N, most), channels, *spatial))
+    return _with_batch(problem, most)
 
 
 def _count(numbers: Random, least: int, most: int) -> int:
@@ -161,10 +157,13 @@ def fair_order(layers: Sequence[SuiteLayer]) -> tuple[SuiteLayer, ...]:
 
 def with_batch(layer: SuiteLayer, largest: int) -> SuiteLayer:
     """Return the layer with its batch limited to ``largest`` images."""
-    problem = layer.problem
+    return replace(layer, problem=_with_batch(layer.problem, largest))
+
+
+def _with_batch(problem: ConvProblem, largest: int) -> ConvProblem:
     shape = list(problem.input_shape)
     shape[problem.data_axes[0]] = min(problem.N, largest)
-    return replace(layer, problem=problem.replace(input_shape=shape))
+    return problem.replace(input_shape=shape)
 
 
 def _layer(row: dict[str, str]) -> SuiteLayer:

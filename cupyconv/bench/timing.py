@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from cupyconv.bench.places import Place
-from cupyconv.measuring import LEAD
+from cupyconv.measuring import LEAD, MOST_LEAD
 
 Call = Callable[[int], Any]
 """Function that runs an implementation on the operand set with a given index."""
@@ -30,7 +30,6 @@ Call = Callable[[int], Any]
 TURNS = 10  # largest number of turns of a measurement
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 150
 SHORTEST_SAMPLE = 50e-6  # s; shorter calls are grouped, at most one call per operand set
-MOST_LEAD = 0.02  # s per call, for calls that wait for the GPU (hand-set)
 HOST_CALLS = 20  # most calls in ``host_seconds``; a stream can queue far more launches
 
 

@@ -88,15 +88,11 @@ def task_bytes(problem: ConvProblem, lengths: Sequence[int]) -> int:
         lengths: lengths of the chunk along the batch and each spatial axis.
     """
     batch, *sizes = lengths
-    axes = problem.axes
-    inputs = [
-        min(size + axis.effective_filter - 1, axis.input)
-        for size, axis in zip(sizes, axes, strict=True)
-    ]
-    outputs = [-(-size // axis.stride) for size, axis in zip(sizes, axes, strict=True)]
-    elements = batch * (problem.C * prod(inputs) + problem.K * prod(outputs)) + 2 * prod(
-        problem.filter_shape
-    )
+    inputs = outputs = 1
+    for size, axis in zip(sizes, problem.axes, strict=True):
+        inputs *= min(size + axis.effective_filter - 1, axis.input)
+        outputs *= -(-size // axis.stride)
+    elements = batch * (problem.C * inputs + problem.K * outputs) + 2 * prod(problem.filter_shape)
     return 2 * elements * max(ITEMSIZE[problem.dtype], 4)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
-from cupyconv import arrays
+from cupyconv import arrays, formats
 from cupyconv.dask import tasks
 from cupyconv.dask.ranges import Range, lengths_of
 from cupyconv.errors import require_word, unknown_word
@@ -64,15 +64,12 @@ class Graph:
         self._how = {"precision": precision, "impl": impl}
         self._wide = sums and ITEMSIZE[problem.dtype] < 4
 
-    def data(self, n: Any, channel: Any, *spatial: Any) -> list[Any]:
-        """Return the values, one per axis, as a list in the order of the axes of x and y."""
-        ordered: list[Any] = [None] * (2 + len(spatial))
-        for axis, value in zip(self._problem.data_axes, (n, channel, *spatial), strict=True):
-            ordered[axis] = value
-        return ordered
+    def data(self, n: Any, channel: Any, *spatial: Any) -> tuple[Any, ...]:
+        """Return the values, one per axis, in the order of the axes of x and y."""
+        return formats.ordered(self._problem.data_axes, (n, channel, *spatial))
 
-    def filters(self, out: Any, into: Any, taps: Any = None) -> list[Any]:
-        """Return the values, one per axis, as a list in the order of the axes of w.
+    def filters(self, out: Any, into: Any, taps: Any = None) -> tuple[Any, ...]:
+        """Return the values, one per axis, in the order of the axes of w.
 
         Args:
             out, into: values of the axes O and I.
@@ -80,10 +77,7 @@ class Graph:
         """
         sizes = self._problem.filter_sizes
         inner = [(0, size) if taps is None else taps for size in sizes]
-        ordered: list[Any] = [None] * (2 + len(sizes))
-        for axis, value in zip(self._problem.filter_axes, (out, into, *inner), strict=True):
-            ordered[axis] = value
-        return ordered
+        return formats.ordered(self._problem.filter_axes, (out, into, *inner))
 
     def gather(self, name: str, ranges: Sequence[Range]) -> Any:
         """Return the task for a region of an operand: a chunk, or a join of pieces of chunks.

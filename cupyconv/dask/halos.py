@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from cupyconv.dask.ranges import Range
@@ -17,8 +17,7 @@ def output_bounds(axis: ConvAxis, inputs: Sequence[int]) -> list[int]:
         inputs: bounds of the input chunks.
     """
     centre = axis.effective_filter // 2 - axis.pad_before
-    cuts = {-(-(bound - centre) // axis.stride) for bound in inputs}
-    return sorted({0, axis.output, *(cut for cut in cuts if 0 < cut < axis.output)})
+    return _within(axis.output, (-(-(bound - centre) // axis.stride) for bound in inputs))
 
 
 def input_bounds(axis: ConvAxis, outputs: Sequence[int]) -> list[int]:
@@ -28,8 +27,11 @@ def input_bounds(axis: ConvAxis, outputs: Sequence[int]) -> list[int]:
         outputs: bounds of the output chunks.
     """
     centre = axis.effective_filter // 2 - axis.pad_before
-    cuts = {bound * axis.stride + centre for bound in outputs}
-    return sorted({0, axis.input, *(cut for cut in cuts if 0 < cut < axis.input)})
+    return _within(axis.input, (bound * axis.stride + centre for bound in outputs))
+
+
+def _within(size: int, cuts: Iterable[int]) -> list[int]:
+    return sorted({0, size, *(cut for cut in cuts if 0 < cut < size)})
 
 
 def window_of(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range]:
@@ -70,11 +72,7 @@ def receptive_field(axis: ConvAxis, start: int, stop: int) -> tuple[Range, Range
 
 
 def channel_blocks(
-    problem: ConvProblem,
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-    *,
-    of_input: bool = False,
+    problem: ConvProblem, inputs: Sequence[int], outputs: Sequence[int], *, of_input: bool = False
 ) -> list[tuple[Range, list[tuple[Range, Range, int]]]]:
     """Divide the result's channels into blocks, and the channels that a block sums into pieces.
 

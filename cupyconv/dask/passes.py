@@ -20,7 +20,7 @@ from cupyconv.dask.halos import (
     receptive_field,
     window_of,
 )
-from cupyconv.dask.ranges import bounds_of, combinations, lengths_of, ranges_of, split
+from cupyconv.dask.ranges import Range, bounds_of, combinations, lengths_of, ranges_of, split
 from cupyconv.errors import ConvError, naming_arguments
 from cupyconv.formats import DataFormat, FilterFormat
 from cupyconv.planning import Impl, Precision
@@ -74,10 +74,9 @@ def conv_forward(
     >>> y.shape, y[0, 0, 0, :3].compute().tolist()
     ((4, 3, 8, 8), [8.0, 12.0, 12.0])
     """
-    x, w = as_chunked("x", x), as_chunked("w", w)
+    operands = _chunked(x=x, w=w, bias=bias)
+    x, w, bias = map(operands.get, ("x", "w", "bias"))
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
-    bias = None if bias is None else as_chunked("bias", bias)
-    operands = {"x": x, "w": w} if bias is None else {"x": x, "w": w, "bias": bias}
     problem = binding.problem_of("forward", operands, None, options)
     n_axis, c_axis, *spatial = problem.data_axes
     batches = ranges_of(x.chunks[n_axis])
@@ -91,10 +90,9 @@ def conv_forward(
         for axis, position in zip(problem.axes, spatial, strict=True)
     ]
     for place, (batch, (filters, pieces), *outputs) in combinations(batches, blocks, *grids):
-        windows = [window_of(axis, *o) for axis, o in zip(problem.axes, outputs, strict=True)]
+        inputs, pads = _windows(problem, outputs)
         terms = []
         for number, (channels, taken, count) in enumerate(pieces):
-            inputs = [window[0] for window in windows]
             arguments = [
                 graph.gather("x", graph.data(batch, channels, *inputs)),
                 graph.gather("w", graph.filters(filters, taken)),
@@ -102,10 +100,19 @@ def conv_forward(
             if bias is not None and number == 0:
                 arguments.append(graph.gather("bias", [filters]))
             shape = lengths_of(graph.data(batch, filters, *outputs))
-            terms.append(graph.block([pads for _, pads in windows], count, shape, arguments))
+            terms.append(graph.block(pads, count, shape, arguments))
         graph.finish(graph.data(*place), terms)
     sizes = (batches, [k for k, _ in blocks], *grids)
     return graph.array(graph.data(*map(lengths_of, sizes)))
+
+
+def _windows(
+    problem: ConvProblem, outputs: Iterable[Range]
+) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
+    """Return the inputs that some outputs read, and the padding around them, per spatial axis."""
+    found = (window_of(axis, *o) for axis, o in zip(problem.axes, outputs, strict=True))
+    inputs, pads = zip(*found, strict=True)
+    return inputs, pads
 
 
 @naming_arguments
@@ -144,19 +151,19 @@ def conv_backprop_input(
     >>> dx.shape, dx[0, 0, 0, :3].compute().tolist()
     ((4, 2, 8, 8), [3.0, 6.0, 9.0])
     """
-    w, dy = as_chunked("w", w), as_chunked("dy", dy)
+    operands = _chunked(w=w, dy=dy)
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
-    problem = binding.problem_of("backprop_input", {"w": w, "dy": dy}, input_shape, options)
-    return _input_gradient(problem, w, dy, precision, impl)
+    problem = binding.problem_of("backprop_input", operands, input_shape, options)
+    return _input_gradient(problem, operands["w"], operands["dy"], precision, impl)
+
+
+def _chunked(**operands: Any) -> dict[str, da.Array]:
+    """Return the operands that are not None as Dask arrays."""
+    return {name: as_chunked(name, one) for name, one in operands.items() if one is not None}
 
 
 def _input_gradient(
-    problem: ConvProblem,
-    w: da.Array,
-    dy: da.Array,
-    precision: Precision,
-    impl: Impl,
-    name: str = "dy",
+    problem: ConvProblem, w: da.Array, dy: da.Array, precision: str, impl: str, name: str = "dy"
 ) -> da.Array:
     """Compute dx.
 
@@ -174,21 +181,19 @@ def _input_gradient(
         for axis, position in zip(problem.axes, spatial, strict=True)
     ]
     for place, (batch, (channels, pieces), *inputs) in combinations(batches, blocks, *grids):
-        fields = [receptive_field(axis, *h) for axis, h in zip(problem.axes, inputs, strict=True)]
+        found = (receptive_field(axis, *h) for axis, h in zip(problem.axes, inputs, strict=True))
+        outputs, computed, pads = zip(*found, strict=True)
+        read = [
+            (start - h, stop - h) for (start, stop), (h, _) in zip(computed, inputs, strict=True)
+        ]
+        into = graph.data((0, batch[1] - batch[0]), (0, channels[1] - channels[0]), *read)
         terms = []
         for filters, taken, count in pieces:
-            outputs = [field[0] for field in fields]
             arguments = [
                 graph.gather("w", graph.filters(filters, taken)),
                 graph.gather(name, graph.data(batch, filters, *outputs)),
             ]
             shape = lengths_of(graph.data(batch, channels, *inputs))
-            read = [
-                (computed[0] - h[0], computed[1] - h[0])
-                for (_, computed, _), h in zip(fields, inputs, strict=True)
-            ]
-            into = graph.data((0, batch[1] - batch[0]), (0, channels[1] - channels[0]), *read)
-            pads = [pads for *_, pads in fields]
             terms.append(graph.block(pads, count, shape, arguments, into=into))
         graph.finish(graph.data(*place), terms)
     sizes = (batches, [c for c, _ in blocks], *grids)
@@ -232,10 +237,9 @@ def conv_transpose(
     >>> cd.conv_transpose(x, np.ones((2, 3, 2, 2)), stride=2).shape
     (4, 3, 16, 16)
     """
-    x, w = as_chunked("x", x), as_chunked("w", w)
+    operands = _chunked(w=w, x=x, bias=bias)
+    w, x, bias = map(operands.get, ("w", "x", "bias"))
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
-    bias = None if bias is None else as_chunked("bias", bias)
-    operands = {"w": w, "x": x} if bias is None else {"w": w, "x": x, "bias": bias}
     sizes = (output_shape, output_padding)
     problem = binding.problem_of("transpose", operands, sizes, options)
     dtype = problem.dtype
@@ -296,9 +300,10 @@ def conv_backprop_filter(
     >>> dw.shape, dw[0, 0, 0].compute().tolist()
     ((3, 2, 3, 3), [144.0, 144.0, 144.0])
     """
-    x, dy = as_chunked("x", x), as_chunked("dy", dy)
+    operands = _chunked(x=x, dy=dy)
+    x, dy = operands.values()
     options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
-    problem = binding.problem_of("backprop_filter", {"x": x, "dy": dy}, filter_shape, options)
+    problem = binding.problem_of("backprop_filter", operands, filter_shape, options)
     n_axis, c_axis, *spatial = problem.data_axes
     batches = ranges_of(dy.chunks[n_axis])
     blocks = channel_blocks(problem, bounds_of(x.chunks[c_axis]), bounds_of(dy.chunks[c_axis]))
@@ -313,16 +318,13 @@ def conv_backprop_filter(
         for channels, taken, count in pieces:
             terms = []
             for batch, *outputs in product(batches, *grids):
-                windows = [
-                    window_of(axis, *o) for axis, o in zip(problem.axes, outputs, strict=True)
-                ]
-                inputs = [window[0] for window in windows]
+                inputs, pads = _windows(problem, outputs)
                 arguments = [
                     graph.gather("x", graph.data(batch, channels, *inputs)),
                     graph.gather("dy", graph.data(batch, filters, *outputs)),
                 ]
                 shape = lengths_of(graph.filters(filters, taken))
-                terms.append(graph.block([pads for _, pads in windows], count, shape, arguments))
+                terms.append(graph.block(pads, count, shape, arguments))
             parts.append(terms)
         if groups == 1:
             for i_place, terms in enumerate(parts):

@@ -94,7 +94,7 @@ def compile_cubin(
         try:
             nvrtc.compileProgram(program, options(defines, target))
         except nvrtc.NVRTCError as error:
-            macros = " ".join(f"-D{name}={value}" for name, value in defines.items())
+            macros = " ".join(_macros(defines))
             raise KernelCompileError(
                 f"{source.name} does not compile for {target} with {macros}: {error}",
                 nvrtc.getProgramLog(program),
@@ -125,9 +125,7 @@ def cached_cubin(source: KernelSource, defines: Mapping[str, str | int], target:
 
 
 def compile_missing(
-    variants: Sequence[Variant],
-    threads: int | None = None,
-    done: Callable[[], None] = lambda: None,
+    variants: Sequence[Variant], threads: int | None = None, done: Callable[[], None] = lambda: None
 ) -> list[Future[Compiled]]:
     """Return the cubins of variants; compile in parallel the variants that the cache lacks.
 
@@ -185,24 +183,20 @@ def _cached_or_compiled(variant: Variant) -> Compiled:
         begun, cpu_begun = time.perf_counter(), time.thread_time()
         cubin, messages = compile_cubin(source, dict(defines), target)
         durations = time.perf_counter() - begun, time.thread_time() - cpu_begun
-        macros = " ".join(f"-D{name}={value}" for name, value in defines)
-        event = "compiled %s for %s in %.2f s: %s"
-        log.info(event, source.name, target, durations[0], macros)
-        paths = entry_paths(source, dict(defines), target)
-        if paths is not None:
-            record = {
-                "format": _FORMAT,
-                "digest": _digest(cubin),
-                "source": source.name,
-                "defines": dict(defines),
-                "architecture": target,
-                "log": messages,
-            }
+        event, macros = "compiled %s for %s in %.2f s: %s", dict(defines)
+        log.info(event, source.name, target, durations[0], " ".join(_macros(macros)))
+        record = {
+            "format": _FORMAT,
+            "digest": _digest(cubin),
+            "source": source.name,
+            "defines": macros,
+            "architecture": target,
+            "log": messages,
+        }
+        if paths := entry_paths(source, macros, target):
             with suppress(OSError):
-                for path, content in zip(
-                    paths, (cubin, json.dumps(record, indent=1).encode()), strict=True
-                ):
-                    cache_folder.keep(path, content)
+                cache_folder.keep(paths[0], cubin)
+                cache_folder.keep(paths[1], json.dumps(record, indent=1).encode())
         return Compiled(cubin, *durations)
 
 
@@ -292,8 +286,11 @@ def _whole_elf(cubin: bytes) -> bytes:
 
 def options(defines: Mapping[str, str | int], target: str) -> list[str]:
     """Return NVRTC's options for a variant: target, common options and macros."""
-    macros = [f"-D{name}={value}" for name, value in defines.items()]
-    return [f"-arch={target}", *OPTIONS, *macros]
+    return [f"-arch={target}", *OPTIONS, *_macros(defines)]
+
+
+def _macros(defines: Mapping[str, str | int]) -> list[str]:
+    return [f"-D{name}={value}" for name, value in defines.items()]
 
 
 def _key(source: KernelSource, defines: Mapping[str, str | int], target: str) -> str:

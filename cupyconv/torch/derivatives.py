@@ -11,6 +11,8 @@ examples: as more images if they share the filters and the bias, otherwise as mo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add as add_tensors
 from typing import Any
 
 import torch
@@ -21,8 +23,6 @@ from cupyconv.errors import ConvTypeError
 from cupyconv.operands import require_add
 from cupyconv.torch import operators
 
-_LAYER = (None, None, None, None)  # gradients of stride, padding, dilation and groups
-
 
 class _Forward(torch.autograd.Function):
     @staticmethod
@@ -31,33 +31,24 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x, w, _bias, *ctx.layer = inputs
+        operators.set_up_forward(ctx, inputs, output)
         ctx.shape = output.shape
-        ctx.save_for_backward(x, w)
-        ctx.save_for_forward(x, w)
+        ctx.save_for_forward(*inputs[:2])
 
     @staticmethod
     def backward(ctx, dy):
-        x, w = ctx.saved_tensors
-        needs_x, needs_w, needs_bias, *_ = ctx.needs_input_grad
-        dx = backprop_input(x.shape, w, dy, None, *ctx.layer) if needs_x else None
-        dw = backprop_filter(x, w.shape, dy, *ctx.layer) if needs_w else None
-        return dx, dw, operators.sum_pixels(dy) if needs_bias else None, *_LAYER
+        return operators.gradients_of_forward(_OPERATORS, ctx, dy)
 
     @staticmethod
     def jvp(ctx, tx, tw, tbias, *_):
         x, w = ctx.saved_tensors
-        terms = [
-            None if tx is None else forward(tx, w, None, *ctx.layer),
-            None if tw is None else forward(x, tw, None, *ctx.layer),
-        ]
-        return _sum(terms, tbias, ctx)
+        return _tangent(forward, (x, w, None, *ctx.layer), {0: tx, 1: tw}, tbias, ctx.shape)
 
     @staticmethod
-    def vmap(info, in_dims, x, w, bias, stride, padding, dilation, groups):
-        batch, window = info.batch_size, (stride, padding, dilation)
+    def vmap(info, in_dims, *arguments):
+        batch, (x, w, bias, *window, groups) = info.batch_size, arguments
         if batch == 0:
-            return _without_examples(forward, in_dims, x, w, bias, *window, groups)
+            return _without_examples(forward, in_dims, *arguments)
         if in_dims[1] is None and in_dims[2] is None:
             y = forward(_as_images(x, in_dims[0]), w, bias, *window, groups)
             return y.unflatten(0, (batch, len(y) // batch)), 0
@@ -77,44 +68,36 @@ class _BackpropInput(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.shape, w, dy, _bias, *ctx.layer = inputs
-        ctx.save_for_backward(dy, w)
-        ctx.save_for_forward(dy, w)
+        operators.set_up_backprop_input(ctx, inputs, output)
+        ctx.shape = inputs[0]
+        ctx.save_for_forward(inputs[2], inputs[1])
 
     @staticmethod
     def backward(ctx, ddx):
-        dy, w = ctx.saved_tensors
-        _, needs_w, needs_dy, needs_bias, *_ = ctx.needs_input_grad
-        dw = backprop_filter(ddx, w.shape, dy, *ctx.layer) if needs_w else None
-        ddy = forward(ddx, w, None, *ctx.layer) if needs_dy else None
-        return None, dw, ddy, operators.sum_pixels(ddx) if needs_bias else None, *_LAYER
+        return operators.gradients_of_backprop_input(_OPERATORS, ctx, ddx)
 
     @staticmethod
     def jvp(ctx, _shape, tw, tdy, tbias, *_):
         dy, w = ctx.saved_tensors
-        terms = [
-            None if tw is None else backprop_input(ctx.shape, tw, dy, None, *ctx.layer),
-            None if tdy is None else backprop_input(ctx.shape, w, tdy, None, *ctx.layer),
-        ]
-        return _sum(terms, tbias, ctx)
+        arguments = (ctx.shape, w, dy, None, *ctx.layer)
+        return _tangent(backprop_input, arguments, {1: tw, 2: tdy}, tbias, ctx.shape)
 
     @staticmethod
-    def vmap(info, in_dims, input_shape, w, dy, bias, stride, padding, dilation, groups):
-        batch, (images, channels, *sizes) = info.batch_size, input_shape
+    def vmap(info, in_dims, *arguments):
+        batch, (input_shape, w, dy, bias, *window, groups) = info.batch_size, arguments
+        images, channels, *sizes = input_shape
         if batch == 0:
-            layer = (stride, padding, dilation, groups)
-            return _without_examples(backprop_input, in_dims, input_shape, w, dy, bias, *layer)
+            return _without_examples(backprop_input, in_dims, *arguments)
         if in_dims[1] is None and in_dims[3] is None:
             shape = [batch * images, channels, *sizes]
-            dy = _as_images(dy, in_dims[2])
-            dx = backprop_input(shape, w, dy, bias, stride, padding, dilation, groups)
+            dx = backprop_input(shape, w, _as_images(dy, in_dims[2]), bias, *window, groups)
             return dx.unflatten(0, (batch, images)), 0
         dx = backprop_input(
             [images, batch * channels, *sizes],
             _as_filters(w, in_dims[1], batch),
             _as_channels(dy, in_dims[2], batch),
             None if bias is None else _as_filters(bias, in_dims[3], batch),
-            *(stride, padding, dilation, groups * batch),
+            *(*window, groups * batch),
         )
         return dx.unflatten(1, (batch, channels)), 1
 
@@ -126,38 +109,30 @@ class _BackpropFilter(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x, ctx.filter_shape, dy, *ctx.layer = inputs
-        ctx.save_for_backward(x, dy)
-        ctx.save_for_forward(x, dy)
+        operators.set_up_backprop_filter(ctx, inputs, output)
+        ctx.filter_shape = inputs[1]
+        ctx.save_for_forward(inputs[0], inputs[2])
 
     @staticmethod
     def backward(ctx, ddw):
-        x, dy = ctx.saved_tensors
-        needs_x, _, needs_dy, *_ = ctx.needs_input_grad
-        dx = backprop_input(x.shape, ddw, dy, None, *ctx.layer) if needs_x else None
-        ddy = forward(x, ddw, None, *ctx.layer) if needs_dy else None
-        return dx, None, ddy, *_LAYER
+        return operators.gradients_of_backprop_filter(_OPERATORS, ctx, ddw)
 
     @staticmethod
     def jvp(ctx, tx, _shape, tdy, *_):
         x, dy = ctx.saved_tensors
-        terms = [
-            None if tx is None else backprop_filter(tx, ctx.filter_shape, dy, *ctx.layer),
-            None if tdy is None else backprop_filter(x, ctx.filter_shape, tdy, *ctx.layer),
-        ]
-        return _sum(terms)
+        return _tangent(backprop_filter, (x, ctx.filter_shape, dy, *ctx.layer), {0: tx, 2: tdy})
 
     @staticmethod
-    def vmap(info, in_dims, x, filter_shape, dy, stride, padding, dilation, groups):
-        batch, (filters, *rest) = info.batch_size, filter_shape
+    def vmap(info, in_dims, *arguments):
+        batch, (x, filter_shape, dy, *window, groups) = info.batch_size, arguments
+        filters, *rest = filter_shape
         if batch == 0:
-            layer = (stride, padding, dilation, groups)
-            return _without_examples(backprop_filter, in_dims, x, filter_shape, dy, *layer)
+            return _without_examples(backprop_filter, in_dims, *arguments)
         dw = backprop_filter(
             _as_channels(x, in_dims[0], batch),
             [batch * filters, *rest],
             _as_channels(dy, in_dims[2], batch),
-            *(stride, padding, dilation, groups * batch),
+            *(*window, groups * batch),
         )
         return dw.unflatten(0, (batch, filters)), 0
 
@@ -194,6 +169,9 @@ def backprop_filter(x: Tensor, filter_shape: Sequence[int], dy: Tensor, *layer: 
     return operators.backprop_filter(x, filter_shape, dy, *layer)
 
 
+_OPERATORS = operators.Operators(forward, backprop_input, backprop_filter)
+
+
 def transforms_active() -> bool:
     """Return whether forward mode or a transform of ``torch.func`` is active."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
@@ -221,15 +199,30 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
 _apply_untraced = torch._disable_dynamo(_apply)  # torch.compiler.disable would import dynamo
 
 
-def _sum(terms: list[Tensor | None], tbias: Tensor | None = None, ctx: Any = None) -> Tensor:
-    """Add the tangents that are not None; the bias's tangent is broadcast to all pixels."""
-    present = [term for term in terms if term is not None]
+def _tangent(
+    operator: Callable[..., Tensor],
+    arguments: tuple[Any, ...],
+    tangents: dict[int, Tensor | None],
+    tbias: Tensor | None = None,
+    shape: Sequence[int] = (),
+) -> Tensor:
+    """Return the tangent of a result: the sum of the terms of all operands that have a tangent.
+
+    Args:
+        operator: function that computes the result.
+        arguments: its arguments, with None as the bias.
+        tangents: tangents of the operands, keyed by their positions in ``arguments``.
+        tbias: tangent of the bias, which is broadcast to all pixels.
+        shape: shape of the result.
+    """
+    terms = [
+        operator(*arguments[:position], tangent, *arguments[position + 1 :])
+        for position, tangent in tangents.items()
+        if tangent is not None
+    ]
     if tbias is not None:
-        present.append(tbias.reshape(-1, *[1] * (len(ctx.shape) - 2)).expand(ctx.shape))
-    total, *remaining = present
-    for term in remaining:
-        total = total + term
-    return total
+        terms.append(tbias.reshape(-1, *[1] * (len(shape) - 2)).expand(shape))
+    return reduce(add_tensors, terms)
 
 
 def _without_examples(

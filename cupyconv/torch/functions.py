@@ -18,6 +18,7 @@ from cupyconv.operands import require_add, require_bias
 from cupyconv.problem import (
     ITEMSIZE,
     ConvAxis,
+    ConvOptions,
     ConvProblem,
     count_text,
     integer,
@@ -170,21 +171,20 @@ def _convolution(
     (torch.Size([1, 3, {n2}]), torch.Size([3, 2, {n3}]))
     """
     (x, w, b), batched = _operands(rank, "input", input, weight, bias)
-    strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
-    groups = _groups(groups)
+    layer = _layer(rank, w.shape[2:], stride, padding, dilation, groups)
     if add is not None:
         _, add = _cast("input", x, "add", add)
     if _has_no_channels(x, w):
-        y = _without_channels(x, w, b, strides, pads, dilations)
+        y = _without_channels(x, w, b, layer)
         y = y if add is None else y + _batched_addend(add, tuple(y.shape), batched)
     else:
         if add is not None:
-            shape = operators.result_shape(x.shape, w.shape, strides, pads, dilations, groups)
+            shape = operators.result_shape(x.shape, w.shape, *layer)
             add = _batched_addend(add, shape, batched)
         if b is not None:
             require_bias("bias", tuple(b.shape), w.shape[0], "the weight")
-        arguments = (x, w, b, strides, pads, dilations, groups)
-        y = _compute("forward", arguments, _CONVOLUTION, (x.shape, w.shape, None), batched, add)
+        shapes = (x.shape, w.shape, None)
+        y = _compute("forward", (x, w, b, *layer), _CONVOLUTION, shapes, batched, add)
     return y if batched else y.squeeze(0)
 
 
@@ -230,19 +230,20 @@ def _transposed(
             "has Keras's 'same'",
         )
     (x, w, b), batched = _operands(rank, "input", input, weight, bias)
-    strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
-    extra, groups = _per_axis("output_padding", output_padding, rank), _groups(groups)
+    layer = _layer(rank, w.shape[2:], stride, padding, dilation, groups)
+    strides, pads, dilations, groups = layer
+    extra = _per_axis("output_padding", output_padding, rank)
     sizes, missing = [], []
     for i in range(rank):
         if strides[i] < 1 or extra[i] < 0 or extra[i] >= max(strides[i], dilations[i]):
-            _require_result(x, w, extra, strides, pads, dilations, groups)
+            _require_result(x, w, extra, layer)
         size, taps, before = x.shape[2 + i], w.shape[2 + i], pads[2 * i]
         axis = ConvAxis("", 0, taps, strides[i], dilations[i], before, before, "explicit")
         sizes.append(axis.first_input_size_for(size) + extra[i])
         # With output_padding >= stride, the result has more windows than x has pixels: pad x.
         missing.append(extra[i] // strides[i])
     if not torch.compiler.is_compiling() and min(sizes) < 1:
-        _require_result(x, w, extra, strides, pads, dilations, groups)
+        _require_result(x, w, extra, layer)
     if any(missing):
         x = torch.nn.functional.pad(x, [n for last in reversed(missing) for n in (0, last)])
     shape = [x.shape[0], w.shape[1] * groups, *sizes]
@@ -251,8 +252,8 @@ def _transposed(
     if w.is_complex():
         # The operator conjugates w, so pass the conjugate; forward mode rejects a lazy conjugate.
         w = torch.conj_physical(w)
-    arguments = (shape, w, x, b, strides, pads, dilations, groups)
-    y = _compute("backprop_input", arguments, _TRANSPOSED, (shape, w.shape, x.shape))
+    shapes = (shape, w.shape, x.shape)
+    y = _compute("backprop_input", (shape, w, x, b, *layer), _TRANSPOSED, shapes)
     return y if batched else y.squeeze(0)
 
 
@@ -288,11 +289,11 @@ def _input_gradient(
     torch.Size([1, 2, {n4}])
     """
     (dy, w, _), batched = _operands(rank, "grad_output", grad_output, weight, None)
-    strides, pads, dilations = _window(rank, w.shape[2:], stride, padding, dilation)
-    sizes, groups = _sizes("input_size", input_size), _groups(groups)
+    layer = _layer(rank, w.shape[2:], stride, padding, dilation, groups)
+    sizes = _sizes("input_size", input_size)
     shape = sizes if batched else [1, *sizes]
-    arguments = (shape, w, dy, None, strides, pads, dilations, groups)
-    dx = _compute("backprop_input", arguments, _GRADIENT, (shape, w.shape, dy.shape))
+    shapes = (shape, w.shape, dy.shape)
+    dx = _compute("backprop_input", (shape, w, dy, None, *layer), _GRADIENT, shapes)
     return dx if batched else dx.squeeze(0)
 
 
@@ -337,39 +338,9 @@ def _weight_gradient(
     x, dy = _cast("input", input, "grad_output", grad_output)
     x, _ = _batched(rank, "input", x)
     dy, _ = _batched(rank, "grad_output", dy)
-    strides, pads, dilations = _window(rank, shape[2:], stride, padding, dilation)
-    groups = _groups(groups)
-    arguments = (x, shape, dy, strides, pads, dilations, groups)
-    return _compute("backprop_filter", arguments, _GRADIENT, (x.shape, shape, dy.shape))
-
-
-@_with_runtime_errors
-def _gradients(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    window: tuple[Any, ...],
-    transposed: bool,
-    mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    if transposed:
-        raise ConvError(
-            "the convolution of convolution_backward must not be transposed",
-            "got transposed=True",
-            "Differentiate cupyconv.torch.conv_transpose1d, conv_transpose2d or conv_transpose3d",
-        )
-    stride, padding, dilation, groups = window
-    rank = weight.dim() - 2
-    dy, x, w = _cast("grad_output", grad_output, "input", input, "weight", weight)
-    layer = (*_window(rank, w.shape[2:], stride, padding, dilation), _groups(groups))
-    shapes = (x.shape, w.shape, dy.shape)
-    dx_arguments = (list(x.shape), w, dy, None, *layer)
-    dw_arguments = (x, list(w.shape), dy, *layer)
-    return (
-        _compute("backprop_input", dx_arguments, _GRADIENT, shapes) if mask[0] else None,
-        _compute("backprop_filter", dw_arguments, _GRADIENT, shapes) if mask[1] else None,
-        operators.sum_pixels(dy) if mask[2] else None,
-    )
+    layer = _layer(rank, shape[2:], stride, padding, dilation, groups)
+    shapes = (x.shape, shape, dy.shape)
+    return _compute("backprop_filter", (x, shape, dy, *layer), _GRADIENT, shapes)
 
 
 # -- the functions ---------------------------------------------------------------------------------
@@ -403,6 +374,7 @@ def convolution(
     return _convolution(rank, input, weight, bias, stride, padding, dilation, groups)
 
 
+@_with_runtime_errors
 def convolution_backward(
     grad_output: Tensor,
     input: Tensor,
@@ -435,8 +407,22 @@ def convolution_backward(
         ConvError: the convolution is transposed, or is invalid.
         ConvTypeError, DeviceError: as for ``conv1d``.
     """
-    window = (stride, padding, dilation, groups)
-    return _gradients(grad_output, input, weight, window, transposed, output_mask)
+    if transposed:
+        raise ConvError(
+            "the convolution of convolution_backward must not be transposed",
+            "got transposed=True",
+            "Differentiate cupyconv.torch.conv_transpose1d, conv_transpose2d or conv_transpose3d",
+        )
+    dy, x, w = _cast("grad_output", grad_output, "input", input, "weight", weight)
+    layer = _layer(weight.dim() - 2, w.shape[2:], stride, padding, dilation, groups)
+    shapes = (x.shape, w.shape, dy.shape)
+    dx_arguments = (list(x.shape), w, dy, None, *layer)
+    dw_arguments = (x, list(w.shape), dy, *layer)
+    return (
+        _compute("backprop_input", dx_arguments, _GRADIENT, shapes) if output_mask[0] else None,
+        _compute("backprop_filter", dw_arguments, _GRADIENT, shapes) if output_mask[1] else None,
+        operators.sum_pixels(dy) if output_mask[2] else None,
+    )
 
 
 # -- operands and rules ----------------------------------------------------------------------------
@@ -466,55 +452,43 @@ def _compute(
     try:
         return getattr(derivatives, operator)(*arguments, **optional)
     except (ConvError, RuntimeError):  # PyTorch raises RuntimeError for sizes that overflow
-        is_size = {
-            "input_shape": operator == "backprop_input" and names is _GRADIENT,
-            "filter_shape": operator == "backprop_filter",
-        }
-        sizes = tuple(key for key, value in is_size.items() if value)
+        sizes = ("filter_shape",) if operator == "backprop_filter" else ()
+        if operator == "backprop_input" and names is _GRADIENT:
+            sizes = ("input_shape",)
         bias = {"forward": arguments[2], "backprop_input": arguments[3]}.get(operator)
         bias_shape = None if bias is None else tuple(bias.shape)
-        call = arguments[-4:], sizes, bias_shape
+        call = arguments[-4:], names, sizes, bias_shape
         try:
-            operators.require_layer(names, shapes, *call)
+            operators.require_layer(shapes, *call)
         except ConvError as error:
             shape = (*shapes[0][1:2], 1, *shapes[0][2:])
-            if not batched and _fits(names, (shape, *shapes[1:]), *call):
+            if not batched and _fits((shape, *shapes[1:]), *call):
                 text = f"add the channel axis: {'x'.join(map(str, shape))}"
                 error.offer([(text,), *error.fixes])
             raise
         raise
 
 
-def _fits(names: Names, shapes: tuple[Any, ...], *call: Any) -> bool:
+def _fits(shapes: tuple[Any, ...], *call: Any) -> bool:
     """Return whether a call with these shapes is valid."""
     try:
-        operators.require_layer(names, shapes, *call)
+        operators.require_layer(shapes, *call)
     except ConvError:
         return False
     return True
 
 
-def _require_result(
-    x: Tensor,
-    w: Tensor,
-    extra: list[int],
-    strides: list[int],
-    pads: list[int],
-    dilations: list[int],
-    groups: int,
-) -> None:
+def _require_result(x: Tensor, w: Tensor, extra: list[int], layer: _Layer) -> None:
     """Check the sizes of a transposed convolution's result, as ``cupyconv.conv_transpose`` does."""
+    strides, pads, dilations, groups = layer
+    sides = tuple(zip(pads[::2], pads[1::2], strict=True))
+    options = ConvOptions(tuple(strides), sides, tuple(dilations), groups)
     given: dict[str, Any] = {
         "output_shape": tuple(x.shape),
         "filter_shape": tuple(w.shape),
         "input_shape": None,
         "output_padding": tuple(extra),
-        "stride": tuple(strides),
-        "padding": tuple(zip(pads[::2], pads[1::2], strict=True)),
-        "dilation": tuple(dilations),
-        "groups": groups,
-        "data_format": None,
-        "filter_format": None,
+        **options._asdict(),
         "dtype": "float32",
     }
     offering(partial(transposed_problem, _TRANSPOSED), _TRANSPOSED, given)
@@ -524,27 +498,16 @@ def _has_no_channels(x: Tensor, w: Tensor) -> bool:
     return not torch.compiler.is_compiling() and x.shape[1] == 0 == w.shape[1] and w.shape[0] > 0
 
 
-def _without_channels(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    strides: list[int],
-    pads: list[int],
-    dilations: list[int],
-) -> Tensor:
+def _without_channels(x: Tensor, w: Tensor, bias: Tensor | None, layer: _Layer) -> Tensor:
     """Return PyTorch's result for no input channels: no output channels, and zero gradients."""
+    strides, pads, dilations, _ = layer
     shape = [x.shape[0], 0]
     for i, size in enumerate(x.shape[2:]):
-        before, after = pads[2 * i : 2 * i + 2]
         # Build a problem of one channel and this axis, to raise the usual errors for invalid sizes.
-        axis = ConvProblem(
-            (1, 1, size),
-            (1, 1, w.shape[2 + i]),
-            stride=strides[i],
-            padding=((before, after),),
-            dilation=dilations[i],
-        ).axes[0]
-        shape.append(axis.output)
+        window: dict[str, Any] = {"stride": strides[i], "dilation": dilations[i]}
+        sides = tuple(pads[2 * i : 2 * i + 2])
+        problem = ConvProblem((1, 1, size), (1, 1, w.shape[2 + i]), padding=(sides,), **window)
+        shape += problem.output_sizes
     operands = (x, w) if bias is None else (x, w, bias)
     total = sum(operand.sum() for operand in operands)
     return total.expand(shape).clone(memory_format=torch.contiguous_format)
@@ -667,22 +630,36 @@ def _dtype_error(tensors: dict[str, Tensor]) -> ConvTypeError:
     )
 
 
-def _window(
+_Layer = tuple[list[int], list[int], list[int], int]
+"""Strides, paddings (before and after each axis), dilations and groups."""
+
+
+def _layer(
     rank: int,
     taps: Sequence[int],
     stride: IntOrInts,
     padding: Padding,
     dilation: IntOrInts,
-) -> tuple[list[int], list[int], list[int]]:
-    """Return strides, paddings (before and after each axis) and dilations."""
+    groups: Any,
+) -> _Layer:
+    """Return the arguments of a layer in the operators' form; ``taps`` are the filter's sizes."""
     strides = _per_axis("stride", stride, rank)
     dilations = _per_axis("dilation", dilation, rank)
     if not isinstance(padding, str):
-        return strides, [p for p in _per_axis("padding", padding, rank) for _ in "ba"], dilations
-    if padding == "valid":
-        return strides, [0] * (2 * rank), dilations
+        pads = [p for p in _per_axis("padding", padding, rank) for _ in "ba"]
+    elif padding == "valid":
+        pads = [0] * (2 * rank)
+    else:
+        pads = _same_pads(padding, [(taps[i] - 1) * dilations[i] for i in range(rank)], strides)
+    count = _index("groups", groups)
+    if count < 1:
+        raise ConvError("groups must be at least 1", f"got {count}", "Use 1 or more")
+    return strides, pads, dilations, count
+
+
+def _same_pads(padding: str, spans: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Return the paddings of PyTorch's "same"; ``spans`` is as for ``unknown_padding``."""
     if padding != "same":
-        spans = [(taps[i] - 1) * dilations[i] for i in range(rank)]
         raise unknown_padding(_CONVOLUTION, padding, ("valid", "same"), spans, _own_values)
     if any(s != 1 for s in strides):
         raise ConvError(
@@ -690,8 +667,7 @@ def _window(
             f"got a stride of {strides}",
             "Pass integers, or call cupyconv.conv_forward, which has TensorFlow's 'same'",
         )
-    totals = [(taps[i] - 1) * dilations[i] for i in range(rank)]
-    return strides, [p for t in totals for p in (t // 2, t - t // 2)], dilations
+    return [p for span in spans for p in (span // 2, span - span // 2)]
 
 
 def _own_values(mode: str) -> str | None:
@@ -720,13 +696,6 @@ def _sizes(what: str, value: Any) -> list[int]:
     """Return a shape, whose sizes may be symbolic during compilation."""
     sizes = value if is_sequence(value) else integers(what, value)
     return [_index(what, size) for size in sizes]
-
-
-def _groups(value: Any) -> int:
-    groups = _index("groups", value)
-    if groups < 1:
-        raise ConvError("groups must be at least 1", f"got {groups}", "Use 1 or more")
-    return groups
 
 
 def _index(what: str, value: Any) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -92,34 +92,16 @@ def _run_backprop_filter(x, filter_shape, dy, *window):
 
 
 def require_layer(
-    names: Names,
-    shapes: tuple[Any, ...],
-    layer: tuple[Any, ...],
-    sizes: tuple[str, ...],
-    bias_shape: tuple[int, ...] | None,
+    shapes: tuple[Any, ...], layer: tuple[Any, ...], *how: Any, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Check the shapes of a call, unless some are symbolic.
-
-    Args:
-        names: the caller's names of the tensors.
-        shapes: shapes of x, w and y; None if y is not an argument.
-        layer: stride, padding, dilation and groups, as the operators take them.
-        sizes: names of the shapes that are arguments of the call: "input_shape", "filter_shape".
-        bias_shape: shape of the bias over y's channels, or over x's channels if y is an argument.
+    """Check the shapes of a call, unless some are symbolic; arguments are as for ``_layer``.
 
     Raises:
         ConvError: the convolution is invalid, or its output does not have y's shape.
     """
-    _require(shapes, torch.float32, layer, names, sizes, bias_shape)
-
-
-def _require(
-    shapes: tuple[Any, ...], dtype: torch.dtype, layer: tuple[Any, ...], *rest: Any
-) -> None:
-    """Check a call as ``_layer`` does, unless some sizes are symbolic."""
     *window, groups = layer
     if not _is_symbolic(*(shape or () for shape in shapes), *window, (groups,)):
-        _layer(shapes, dtype, layer, *rest)
+        _layer(shapes, dtype, layer, *how)
 
 
 def result_shape(
@@ -142,23 +124,18 @@ def result_shape(
 
 
 def _layer(
-    shapes: tuple[Any, ...],
-    dtype: torch.dtype,
-    layer: tuple[Any, ...],
-    names: Names = _PLAIN,
-    sizes: tuple[str, ...] = (),
-    bias_shape: tuple[int, ...] | None = None,
+    shapes: tuple[Any, ...], dtype: torch.dtype, layer: tuple[Any, ...], *how: Any
 ) -> tuple[ConvProblem, dict[str, Any]]:
-    """Check a call; return its problem and the keyword arguments of cupyconv's functions."""
+    """Check a call; return its problem and the keyword arguments of cupyconv's functions.
+
+    Args:
+        shapes: shapes of x, w and y; None if y is not an argument.
+        layer: stride, padding, dilation and groups, as the operators take them.
+        how: the last arguments of ``_checked_layer``.
+    """
     *window, groups = layer
-    return _checked_layer(
-        tuple(None if shape is None else tuple(shape) for shape in shapes),
-        dtype,
-        (*map(tuple, window), groups),
-        names,
-        sizes,
-        bias_shape,
-    )
+    plain = tuple(None if shape is None else tuple(shape) for shape in shapes)
+    return _checked_layer(plain, dtype, (*map(tuple, window), groups), *how)
 
 
 @lru_cache(maxsize=4096)
@@ -166,10 +143,17 @@ def _checked_layer(
     shapes: tuple[tuple[int, ...] | None, ...],
     dtype: torch.dtype,
     window: tuple[Any, ...],
-    names: Names,
-    sizes: tuple[str, ...],
-    bias_shape: tuple[int, ...] | None,
+    names: Names = _PLAIN,
+    sizes: tuple[str, ...] = (),
+    bias_shape: tuple[int, ...] | None = None,
 ) -> tuple[ConvProblem, dict[str, Any]]:
+    """Run ``_layer``.
+
+    Args:
+        names: the caller's names of the tensors.
+        sizes: names of the shapes that are arguments of the call: "input_shape", "filter_shape".
+        bias_shape: shape of the bias over y's channels, or over x's channels if y is an argument.
+    """
     stride, padding, dilation, groups = window
     layer: dict[str, Any] = {
         "stride": stride,
@@ -306,12 +290,12 @@ def _forward_shape(x, w, bias, stride, padding, dilation, groups, add=None):
 
 
 def _backprop_input_shape(input_shape, w, dy, bias, *window):
-    _require((input_shape, w.shape, dy.shape), w.dtype, window)
+    require_layer((input_shape, w.shape, dy.shape), window, dtype=w.dtype)
     return _empty(input_shape, dy, w)
 
 
 def _backprop_filter_shape(x, filter_shape, dy, *window):
-    _require((x.shape, filter_shape, dy.shape), x.dtype, window)
+    require_layer((x.shape, filter_shape, dy.shape), window, dtype=x.dtype)
     return _empty(filter_shape, x, dy)
 
 
@@ -328,70 +312,80 @@ def sum_pixels(dy: Tensor) -> Tensor:
     return dy.sum([0, *range(2, dy.dim())])
 
 
-def _forward_setup(ctx, inputs, output):
-    x, w, _bias, *ctx.layer, _add = inputs
+class Operators(NamedTuple):
+    """The three operators, or functions that compute them under transforms."""
+
+    forward: Callable[..., Tensor]
+    backprop_input: Callable[..., Tensor]
+    backprop_filter: Callable[..., Tensor]
+
+
+_OPERATORS = Operators(forward, backprop_input, backprop_filter)
+_LAYER_GRADIENTS = (None, None, None, None)  # stride, padding, dilation and groups have none
+
+
+def set_up_forward(ctx, inputs, output):
+    x, w, _bias, *ctx.layer = inputs[:7]  # without add
     ctx.save_for_backward(x, w)
 
 
-def _forward_backward(ctx, dy):
+def gradients_of_forward(ops, ctx, dy):
+    """Return the gradients with respect to the arguments of ``forward`` without ``add``."""
     x, w = ctx.saved_tensors
-    needs_x, needs_w, needs_bias, *_, needs_add = ctx.needs_input_grad
-    dx = backprop_input(x.shape, w, dy, None, *ctx.layer) if needs_x else None
-    dw = backprop_filter(x, w.shape, dy, *ctx.layer) if needs_w else None
-    db = sum_pixels(dy) if needs_bias else None
-    return dx, dw, db, None, None, None, None, dy if needs_add else None
+    needs_x, needs_w, needs_bias, *_ = ctx.needs_input_grad
+    dx = ops.backprop_input(x.shape, w, dy, None, *ctx.layer) if needs_x else None
+    dw = ops.backprop_filter(x, w.shape, dy, *ctx.layer) if needs_w else None
+    return dx, dw, sum_pixels(dy) if needs_bias else None, *_LAYER_GRADIENTS
 
 
-def _backprop_input_setup(ctx, inputs, output):
+def set_up_backprop_input(ctx, inputs, output):
     _, w, dy, _bias, *ctx.layer = inputs
     # Save in PyTorch's order: a checkpoint may recompute the call with PyTorch or with cupyconv.
     ctx.save_for_backward(dy, w)
 
 
-def _backprop_input_backward(ctx, ddx):
+def gradients_of_backprop_input(ops, ctx, ddx):
     dy, w = ctx.saved_tensors
     _, needs_w, needs_dy, needs_bias, *_ = ctx.needs_input_grad
-    dw = backprop_filter(ddx, w.shape, dy, *ctx.layer) if needs_w else None
-    ddy = forward(ddx, w, None, *ctx.layer) if needs_dy else None
-    db = sum_pixels(ddx) if needs_bias else None
-    return None, dw, ddy, db, None, None, None, None
+    dw = ops.backprop_filter(ddx, w.shape, dy, *ctx.layer) if needs_w else None
+    ddy = ops.forward(ddx, w, None, *ctx.layer) if needs_dy else None
+    return None, dw, ddy, sum_pixels(ddx) if needs_bias else None, *_LAYER_GRADIENTS
 
 
-def _backprop_filter_setup(ctx, inputs, output):
+def set_up_backprop_filter(ctx, inputs, output):
     x, _, dy, *ctx.layer = inputs
     ctx.save_for_backward(x, dy)
 
 
-def _backprop_filter_backward(ctx, ddw):
+def gradients_of_backprop_filter(ops, ctx, ddw):
     x, dy = ctx.saved_tensors
     needs_x, _, needs_dy, *_ = ctx.needs_input_grad
-    dx = backprop_input(x.shape, ddw, dy, None, *ctx.layer) if needs_x else None
-    ddy = forward(x, ddw, None, *ctx.layer) if needs_dy else None
-    return dx, None, ddy, None, None, None, None
+    dx = ops.backprop_input(x.shape, ddw, dy, None, *ctx.layer) if needs_x else None
+    ddy = ops.forward(x, ddw, None, *ctx.layer) if needs_dy else None
+    return dx, None, ddy, *_LAYER_GRADIENTS
 
 
-for _name, _kernel, _shape, _backward, _setup in (
-    ("forward", _run_forward, _forward_shape, _forward_backward, _forward_setup),
+def _gradients_of_call(ctx, dy):
+    """Return the gradients with respect to the arguments of ``forward``, which include ``add``."""
+    return *gradients_of_forward(_OPERATORS, ctx, dy), dy if ctx.needs_input_grad[-1] else None
+
+
+for _name, _kernel, _shape, _gradients, _set_up in (
+    ("forward", _run_forward, _forward_shape, _gradients_of_call, set_up_forward),
     (
-        "backprop_input",
-        _run_backprop_input,
-        _backprop_input_shape,
-        _backprop_input_backward,
-        _backprop_input_setup,
+        *("backprop_input", _run_backprop_input, _backprop_input_shape),
+        *(partial(gradients_of_backprop_input, _OPERATORS), set_up_backprop_input),
     ),
     (
-        "backprop_filter",
-        _run_backprop_filter,
-        _backprop_filter_shape,
-        _backprop_filter_backward,
-        _backprop_filter_setup,
+        *("backprop_filter", _run_backprop_filter, _backprop_filter_shape),
+        *(partial(gradients_of_backprop_filter, _OPERATORS), set_up_backprop_filter),
     ),
 ):
     for _device in ("CPU", "CUDA"):
         _library.impl(_name, _kernel, _device)
     torch.library.register_fake(f"cupyconv::{_name}", _shape, lib=_library)
     torch.library.register_autograd(
-        f"cupyconv::{_name}", _backward, setup_context=_setup, lib=_library
+        f"cupyconv::{_name}", _gradients, setup_context=_set_up, lib=_library
     )
 
 

@@ -506,7 +506,7 @@ def test_backward_computes_only_the_needed_gradients(needs, monkeypatch):
     from cupyconv import backends
 
     computed = []
-    cpu = backends.CpuBackend
+    cpu = backends.Backend
     run, sum_bias = cpu.run, cpu.sum_bias
     monkeypatch.setattr(
         cpu, "run", lambda self, plan, *a: (computed.append(plan.pass_), run(self, plan, *a))
@@ -642,7 +642,7 @@ REPEATED = {
 def test_repeated_calls_build_no_problem(name, monkeypatch):
     REPEATED[name]()
     built = []
-    monkeypatch.setattr(ConvProblem, "_assign", lambda *_: built.append(name))
+    monkeypatch.setattr("cupyconv.problem._require_sizes", lambda *_: built.append(name))
     REPEATED[name]()
     assert built == []
 
@@ -698,7 +698,7 @@ def test_subclasses_of_str_do_not_end_caching(monkeypatch):
     plain = {**TF, "data_format": "NHWC"}
     cupyconv.raw_ops.Conv2D(input=TF_X, filter=TF_W, **plain)
     built = []
-    monkeypatch.setattr(ConvProblem, "_assign", lambda *_: built.append(0))
+    monkeypatch.setattr("cupyconv.problem._require_sizes", lambda *_: built.append(0))
     cupyconv.raw_ops.Conv2D(input=TF_X, filter=TF_W, **plain)
     assert built == []
 

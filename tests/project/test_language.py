@@ -36,7 +36,7 @@ VERBS = {
         "set",
         "show",
     ),
-    *("skip", "sort", "stop", "sweep", "time", "use", "write"),
+    *("assume", "skip", "sort", "stop", "sweep", "time", "use", "write"),
 }
 """First words of the help of commands and options."""
 

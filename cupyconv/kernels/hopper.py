@@ -1485,6 +1485,7 @@ class Hopper(Persistent):
             (128, 256, 2),
             (128, 256, 1),
             (256, 128, 2),
+            (128, 192, 2),
             (128, 192, 1),
             (192, 128, 2),
             (128, 128, 2),
@@ -1494,6 +1495,8 @@ class Hopper(Persistent):
         for itemsize, planar in ((2, 1), (2, 0), (4, 1), (4, 0))
         # Of rows that are eight windows of x, in clusters, the producer would spill registers.
         if not (itemsize == 4 and planar and block_m * cluster > 384)
+        # Each block of a cluster loads as many boxes of the columns, a line wide, as the other.
+        and block_n * itemsize % (LINE_BYTES * cluster) == 0
     )
 
     def counts(self, request: Request) -> Iterator[Count]:

@@ -42,8 +42,11 @@
 // Pointers are not __restrict__, since the compiler may move accesses through __restrict__ pointers
 // across the wait.
 //
-// SPLIT divides gemm_k.  Each split writes float sums to a workspace, and conv_hopper_reduce adds them in
-// order.  The bits of a result do not depend on which block computes which tile.
+// If gemm_k is divided into few splits (CLUSTER_SPLITS > 1), the blocks of one tile's splits form a
+// cluster.  Each leaves its float sums in its shared memory, and stores a part of the tile, whose sums it
+// reads from all of these blocks.  With SPLIT, each split writes float sums to a workspace, and
+// conv_hopper_reduce adds them.  Both add the splits in order.  The bits of a result do not depend on which
+// block computes which tile.
 //
 // Operands are 16-bit types, or float as TF32.  wgmma supports TF32 only with lines along k: in the
 // forward pass with channels last in w, and in backprop_input with filters last.  In backprop_filter, x and
@@ -60,9 +63,10 @@
 // of traversals, traversal.cuh), MAPS (number of tensor maps of the im2col operand),
 // POINTWISE (1 x 1, stride 1, no padding, not PLANAR: im2col(x or dy) is a plain matrix), PLANAR (x and
 // dy have channels first), FILTERS_LAST (the last axis of w is filters, else channels), WINDOW_ROWS (in
-// backprop_filter, A is x, not dy), STORE and RUN (how C is stored), SPLIT, ACTIVATION and ADD
-// (epilogue.cuh; forward and backprop_input only; not with STORE_BOXES), SHARED_BYTES; in backprop_input
-// also FOLD_CHANNELS, FOLD_D, FOLD_H and FOLD_W (fold.cuh).
+// backprop_filter, A is x, not dy), STORE and RUN (how C is stored), SPLIT, CLUSTER_SPLITS
+// (number of splits that a cluster adds, else 1), ACTIVATION and ADD (epilogue.cuh; forward and
+// backprop_input only; not with STORE_BOXES), SHARED_BYTES; in backprop_input also FOLD_CHANNELS, FOLD_D,
+// FOLD_H and FOLD_W (fold.cuh).
 #include "epilogue.cuh"
 #include "fold.cuh"
 #include "maps.cuh"
@@ -86,13 +90,15 @@ constexpr int WARPGROUP = 128;
 constexpr int CONSUMERS = BLOCK_M % 128 == 0 ? 2 : 3;
 constexpr int THREADS = WARPGROUP * (CONSUMERS + 1);
 // Whether warpgroups compute whole tiles in turn, so that one warpgroup multiplies while the other
-// stores.  This pays if a tile has few products per stored element.
-constexpr bool TURNS = BLOCK_N == 64 && PLANES == 1;
+// stores.  This pays if a tile has few products per stored element.  A block of a divided tile has no other
+// tile.
+constexpr bool TURNS = BLOCK_N == 64 && PLANES == 1 && CLUSTER_SPLITS == 1;
 static_assert(!TURNS || CONSUMERS == 2, "turns alternate");
 constexpr int CONSUMERS_OF_TILE = TURNS ? 1 : CONSUMERS;
 constexpr int CONSUMER_ROWS = BLOCK_M / CONSUMERS_OF_TILE;
 constexpr int PRODUCTS = CONSUMER_ROWS / 64;
 constexpr int BAND = 8;
+#define CLUSTER_BLOCKS (CLUSTER * CLUSTER_SPLITS)
 
 // Whether x and dy are copies whose last axis is (image, band).
 constexpr bool BANDS = PLANAR && SPATIAL == 3;
@@ -153,18 +159,47 @@ __device__ __forceinline__ int lines(long long extent) {
 
 // -- tiles ------------------------------------------------------------------------------------------
 
+// The tiles of a block.  The clusters, or the blocks without clusters, compute tiles in rounds, one tile
+// each, longest tiles first.  The cluster with the first tile of a round has the last tile of the next
+// round, so that all have about the same number of steps.  All blocks of a cluster have the same numbers.
+// Of the blocks of a split, which share B, a block has the number `rank`.
+struct Schedule {
+  int rank, split, number, step, period;
+
+  __device__ __forceinline__ Schedule() : rank(0), split(0) {
+#if CLUSTER_BLOCKS > 1
+    const int block = static_cast<int>(ptx::cluster_block_rank());
+    rank = block % CLUSTER, split = block / CLUSTER;
+#endif
+    number = static_cast<int>(blockIdx.x) / CLUSTER_BLOCKS;
+    period = 2 * (static_cast<int>(gridDim.x) / CLUSTER_BLOCKS);
+    step = period - 1 - 2 * number;
+  }
+  __device__ __forceinline__ void advance() {
+    number += step;
+    step = period - step;
+  }
+
+  // Returns the set of the blocks that share B, as multicast loads take it.
+  __device__ __forceinline__ unsigned short both_blocks() const {
+    return static_cast<unsigned short>(3u << split * CLUSTER);
+  }
+};
+
 // Tiles are numbered by split, group, phase and band of BAND tile rows; within a band by column and row,
-// rows fastest.  With clusters, a tile row consists of two rows of tiles, one for each block of the
-// cluster.
+// rows fastest.  With CLUSTER = 2, a tile row consists of two rows of tiles, one for each block that
+// shares B.
 struct Tile {
   int split, group, phase, row, column;  // row and column of the tile's first element in C
 
-  __device__ __forceinline__ Tile(int number, int rank, const ConvParameters& p,
+  __device__ __forceinline__ Tile(const Schedule& schedule, const ConvParameters& p,
                                   const Traversal<PHASES>& traversal) {
+    int number = schedule.number;
     group = number / traversal.tiles_of_group;
     number -= group * traversal.tiles_of_group;
     split = group / static_cast<int>(p.groups);
     group -= split * static_cast<int>(p.groups);
+    split += schedule.split;
     for (phase = 0; phase + 1 < PHASES; ++phase) {
       const int here = traversal.phase[phase].tile_rows * traversal.tile_columns;
       if (number < here) break;
@@ -174,28 +209,8 @@ struct Tile {
     number -= band * BAND * traversal.tile_columns;
     const int rest = traversal.phase[phase].tile_rows - band * BAND;
     const int height = rest < BAND ? rest : BAND;
-    row = ((band * BAND + number % height) * CLUSTER + rank) * BLOCK_M;
+    row = ((band * BAND + number % height) * CLUSTER + schedule.rank) * BLOCK_M;
     column = number / height * BLOCK_N;
-  }
-};
-
-// The tiles of a block.  The clusters, or the blocks without clusters, compute tiles in rounds, one tile
-// each, longest tiles first.  The cluster with the first tile of a round has the last tile of the next
-// round, so that all have about the same number of steps.  Both blocks of a cluster have the same numbers.
-struct Schedule {
-  int rank, number, step, period;
-
-  __device__ __forceinline__ Schedule() : rank(0) {
-#if CLUSTER > 1
-    rank = static_cast<int>(ptx::cluster_block_rank());
-#endif
-    number = static_cast<int>(blockIdx.x) / CLUSTER;
-    period = 2 * (static_cast<int>(gridDim.x) / CLUSTER);
-    step = period - 1 - 2 * number;
-  }
-  __device__ __forceinline__ void advance() {
-    number += step;
-    step = period - step;
   }
 };
 
@@ -254,27 +269,28 @@ struct Turn {
   __device__ __forceinline__ void pass_on() { release(&barriers[1 - warpgroup]); }
 };
 
-// Signals the producers of all blocks of the cluster that the calling warp has read a stage.
+// Signals the producers of all blocks that share B that the calling warp has read a stage.
 __device__ __forceinline__ void release_in_cluster(unsigned long long* empty) {
 #if CLUSTER > 1
   if (threadIdx.x % 32 != 0) return;
   const unsigned address = ptx::shared_address(empty);
+  const unsigned first = CLUSTER_SPLITS == 1 ? 0 : ptx::cluster_block_rank() / CLUSTER * CLUSTER;
 #pragma unroll
   for (unsigned block = 0; block < CLUSTER; ++block)
-    ptx::mbarrier_arrive_cluster(ptx::map_to_block(address, block));
+    ptx::mbarrier_arrive_cluster(ptx::map_to_block(address, first + block));
 #else
   release(empty);
 #endif
 }
 
-#if CLUSTER > 1
-#define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
+#if CLUSTER_BLOCKS > 1
+#define CLUSTER_DIMS __cluster_dims__(CLUSTER_BLOCKS, 1, 1)
 #else
 #define CLUSTER_DIMS
 #endif
 
 __device__ __forceinline__ void synchronise_cluster() {
-#if CLUSTER > 1
+#if CLUSTER_BLOCKS > 1
   ptx::cluster_arrive();
   ptx::cluster_wait();
 #else
@@ -282,8 +298,8 @@ __device__ __forceinline__ void synchronise_cluster() {
 #endif
 }
 
-// The boxes of an operand that this block loads.  In a cluster, a block loads half of B's boxes, for both
-// blocks.
+// The boxes of an operand that this block loads.  With CLUSTER = 2, a block loads half of B's boxes, for
+// both blocks.
 template <int BOXES, bool IS_B>
 struct OwnBoxes {
   static constexpr bool TO_BOTH = IS_B && CLUSTER > 1;
@@ -293,8 +309,6 @@ struct OwnBoxes {
   __device__ __forceinline__ explicit OwnBoxes(int rank) : first(TO_BOTH ? rank * COUNT : 0) {}
 };
 
-constexpr unsigned short BOTH_BLOCKS = 3;
-
 // -- the filter -------------------------------------------------------------------------------------
 
 // Loads B, the filter, in the forward pass and in backprop_input.
@@ -302,7 +316,7 @@ struct FilterLoader {
   const ptx::TensorMap& map;
   const ConvParameters& p;
   const Traversal<PHASES>& traversal;
-  int rank;
+  const Schedule& schedule;
 
   // Loads a tile of w, BLOCK_N by BLOCK_K, for one tap of a phase.
   __device__ __forceinline__ void load(Storage* b, unsigned long long* full, const Tile& tile,
@@ -312,13 +326,14 @@ struct FilterLoader {
     if constexpr (PASS == 1) k += first_filter;
     const int n = tile.column + (PASS == 0 ? first_filter : 0);
     if constexpr (B_LINES_ALONG_N) {
-      const OwnBoxes<BLOCK_N / LINE, true> boxes(rank);
+      const OwnBoxes<BLOCK_N / LINE, true> boxes(schedule.rank);
 #pragma unroll
       for (int i = boxes.first; i < boxes.first + boxes.COUNT; ++i)
         load_box(b + i * BOX, full, n + i * LINE, k, number, plane, boxes.TO_BOTH);
     } else {
       constexpr int SHARE = BLOCK_N / CLUSTER;
-      load_box(b + rank * SHARE * BLOCK_K, full, k, n + rank * SHARE, number, plane, CLUSTER > 1);
+      const int first = schedule.rank * SHARE;
+      load_box(b + first * BLOCK_K, full, k, n + first, number, plane, CLUSTER > 1);
     }
   }
 
@@ -336,7 +351,8 @@ struct FilterLoader {
                                            int outer, int tap, int plane, bool to_both) const {
     const int second = FILTERS_LAST ? outer : tap, third = FILTERS_LAST ? tap : outer;
     if (to_both)
-      ptx::tma_load_4d_multicast(to, &map, full, inner, second, third, plane, BOTH_BLOCKS);
+      ptx::tma_load_4d_multicast(to, &map, full, inner, second, third, plane,
+                                 schedule.both_blocks());
     else
       ptx::tma_load_4d(to, &map, full, inner, second, third, plane);
   }
@@ -868,7 +884,7 @@ struct Producer {
   const TensorMaps& maps;
   const ConvParameters& p;
   const Traversal<PHASES>& traversal;
-  int rank;
+  const Schedule& schedule;
   FilterLoader filter;
   Cursor<STAGES> cursor;
   unsigned long long* full;  // barrier of the stage that is being loaded
@@ -884,8 +900,8 @@ struct Producer {
   // Loads operands of a product over pixels: LINE pixels per step, LINE channels or filters per box.
   __device__ __forceinline__ void load(const Tile& tile, const Steps& steps) {
     constexpr int A_BOXES = BLOCK_M / LINE, B_BOXES = BLOCK_N / LINE;
-    const OwnBoxes<WINDOW_ROWS ? A_BOXES : B_BOXES, !WINDOW_ROWS> windows(rank);
-    const OwnBoxes<WINDOW_ROWS ? B_BOXES : A_BOXES, WINDOW_ROWS> filters(rank);
+    const OwnBoxes<WINDOW_ROWS ? A_BOXES : B_BOXES, !WINDOW_ROWS> windows(schedule.rank);
+    const OwnBoxes<WINDOW_ROWS ? B_BOXES : A_BOXES, WINDOW_ROWS> filters(schedule.rank);
     const int first_window = (WINDOW_ROWS ? tile.row : tile.column) / LINE + windows.first;
     const int first_filter = (WINDOW_ROWS ? tile.column : tile.row) + filters.first * LINE +
                              tile.group * static_cast<int>(p.filters);
@@ -981,7 +997,7 @@ struct Producer {
   __device__ __forceinline__ void load_box(Storage* to, const ptx::TensorMap& map, int inner,
                                            int second, int third, bool to_both) {
     if (to_both)
-      ptx::tma_load_3d_multicast(to, &map, full, inner, second, third, BOTH_BLOCKS);
+      ptx::tma_load_3d_multicast(to, &map, full, inner, second, third, schedule.both_blocks());
     else
       ptx::tma_load_3d(to, &map, full, inner, second, third);
   }
@@ -1004,7 +1020,8 @@ struct Producer {
     const int second = BANDS ? channel : at.h, third = BANDS ? at.h : channel;
     const int fourth = BANDS ? at.d : at.n;
     if (to_both)
-      ptx::tma_load_4d_multicast(to, &map, full, at.w, second, third, fourth, BOTH_BLOCKS);
+      ptx::tma_load_4d_multicast(to, &map, full, at.w, second, third, fourth,
+                                 schedule.both_blocks());
     else
       ptx::tma_load_4d(to, &map, full, at.w, second, third, fourth);
 #endif
@@ -1039,7 +1056,8 @@ struct Producer {
     const auto off_w = static_cast<unsigned short>(tap.s * traversal.spacing[2]);
 #if SPATIAL == 1
     if (to_both)
-      ptx::tma_load_im2col_3d_multicast(to, map, full, tap.c, base.w, image, off_w, BOTH_BLOCKS);
+      ptx::tma_load_im2col_3d_multicast(to, map, full, tap.c, base.w, image, off_w,
+                                        schedule.both_blocks());
     else
       ptx::tma_load_im2col_3d(to, map, full, tap.c, base.w, image, off_w);
 #else
@@ -1047,14 +1065,14 @@ struct Producer {
 #if SPATIAL == 2
     if (to_both)
       ptx::tma_load_im2col_4d_multicast(to, map, full, tap.c, base.w, base.h, image, off_w, off_h,
-                                        BOTH_BLOCKS);
+                                        schedule.both_blocks());
     else
       ptx::tma_load_im2col_4d(to, map, full, tap.c, base.w, base.h, image, off_w, off_h);
 #else
     const auto off_d = static_cast<unsigned short>(tap.t * traversal.spacing[0]);
     if (to_both)
       ptx::tma_load_im2col_5d_multicast(to, map, full, tap.c, base.w, base.h, base.d, image, off_w,
-                                        off_h, off_d, BOTH_BLOCKS);
+                                        off_h, off_d, schedule.both_blocks());
     else
       ptx::tma_load_im2col_5d(to, map, full, tap.c, base.w, base.h, base.d, image, off_w, off_h,
                               off_d);
@@ -1118,18 +1136,17 @@ struct Consumer {
   }
 };
 
-#if SPLIT
+#if SPLIT || CLUSTER_SPLITS > 1
 static_assert(PHASES == 1, "an element of C is found in the only phase");
 
 // Whether the product is the transpose of C.
 constexpr bool TRANSPOSED = PASS == 2 && WINDOW_ROWS != FILTERS_LAST;
 
-// Stores the sums of one split to the workspace: (split, group, row, column) of C.
+// Stores this warpgroup's sums of a tile to a matrix with the rows and columns of C.  Rows of the matrix are
+// `pitch` elements apart.
 __device__ __forceinline__ void store_partial(const Sums& sums, const Tile& tile,
-                                              const Output& output,
-                                              const Epilogue<Output>& epilogue, float* partial) {
-  const int rows = output.rows(tile.phase), pitch = output.pitch();
-  partial += (tile.split * output.p.groups + tile.group) * static_cast<long long>(rows) * pitch;
+                                              const Epilogue<Output>& epilogue, float* partial,
+                                              int rows, int pitch) {
   const auto row_at = [&](int row) {
     if constexpr (TRANSPOSED) return row < pitch ? partial + row : nullptr;
     return row < rows ? partial + static_cast<long long>(row) * pitch : nullptr;
@@ -1148,6 +1165,73 @@ __device__ __forceinline__ void store_partial(const Sums& sums, const Tile& tile
                              if (column + i < rows)
                                row[static_cast<long long>(column + i) * pitch] = pair[i];
                          });
+}
+
+constexpr int COLUMNS = 8;  // adjacent columns of C whose splits a thread adds
+
+// Adds the bias and the addend to sums of COLUMNS adjacent columns of C, applies the activation, and stores
+// them.
+__device__ __forceinline__ void store_added(float (&sums)[COLUMNS], const Output& output, int row,
+                                            int column, const Result* bias, const Result* addend,
+                                            Result* c) {
+  const long long row_offset = output.row_offset(row, 0);
+  if (row_offset == Output::BEYOND) return;
+  const ConvParameters& p = output.p;
+  const int first_channel = output.group * static_cast<int>(result_channels(p)) + column;
+#pragma unroll
+  for (int i = 0; i < COLUMNS; ++i) sums[i] += bias_of(first_channel + i, p, bias);
+  const int place = column % LINE;
+  const Line line = output.line(column - place);
+  if (ADD) add_in_line(addend + row_offset, line, place, output, sums);
+#pragma unroll
+  for (float& sum : sums) sum = activate<ACTIVATION>(sum);
+  store_in_line(c + row_offset, line, place, output, sums);
+}
+#endif
+
+#if CLUSTER_SPLITS > 1
+// Rows and columns of C in a tile, and elements from row to row of its sums in shared memory.  The padding
+// avoids bank conflicts.
+constexpr int TILE_ROWS = TRANSPOSED ? BLOCK_N : BLOCK_M;
+constexpr int TILE_COLUMNS = TRANSPOSED ? BLOCK_M : BLOCK_N;
+constexpr int TILE_PITCH = TILE_COLUMNS + (TRANSPOSED ? 4 : 8);
+static_assert(TILE_ROWS * TILE_PITCH * sizeof(float) <= STAGES * sizeof(Stage), "stages hold the sums");
+
+// Adds the sums of the cluster's splits in order.  Each block stores a part of the tile.
+__device__ __forceinline__ void add_in_cluster(const Sums& sums, const Tile& tile,
+                                               const Schedule& schedule, const Output& output,
+                                               const Epilogue<Output>& epilogue, Result* c) {
+  float* const partial = reinterpret_cast<float*>(epilogue.shared.stages);
+  ptx::named_barrier_sync(1 + CONSUMERS, CONSUMERS * WARPGROUP);  // all products have read the stages
+  Tile origin = tile;
+  origin.row = origin.column = 0;
+  store_partial(sums, origin, epilogue, partial, TILE_ROWS, TILE_PITCH);
+  synchronise_cluster();  // the sums of all splits are in shared memory
+
+  const int first_row = TRANSPOSED ? tile.column : tile.row;
+  const int first_column = TRANSPOSED ? tile.row : tile.column;
+  constexpr int PIECES = TILE_COLUMNS / COLUMNS;  // per row
+  constexpr int THREADS_OF_CLUSTER = CONSUMERS * WARPGROUP * CLUSTER_SPLITS;
+#pragma unroll 1
+  for (int piece = schedule.split * CONSUMERS * WARPGROUP + static_cast<int>(threadIdx.x);
+       piece < TILE_ROWS * PIECES; piece += THREADS_OF_CLUSTER) {
+    const int row = piece / PIECES, column = piece % PIECES * COLUMNS;
+    const unsigned own = ptx::shared_address(partial + row * TILE_PITCH + column);
+    float parts[CLUSTER_SPLITS][COLUMNS / 4][4], added[COLUMNS] = {};
+#pragma unroll
+    for (int split = 0; split < CLUSTER_SPLITS; ++split)
+#pragma unroll
+      for (int i = 0; i < COLUMNS / 4; ++i)
+        ptx::load_cluster_f32x4(
+            parts[split][i],
+            ptx::map_to_block(own, split * CLUSTER + schedule.rank) + i * sizeof(parts[0][0]));
+#pragma unroll
+    for (const auto& part : parts)
+#pragma unroll
+      for (int i = 0; i < COLUMNS; ++i) added[i] += part[i / 4][i % 4];
+    store_added(added, output, first_row + row, first_column + column, epilogue.bias, epilogue.addend,
+                c);
+  }
 }
 #endif
 
@@ -1178,13 +1262,16 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
   if (warpgroup == CONSUMERS) {
     ptx::setmaxnreg_dec<40>();
     if (threadIdx.x < CONSUMERS * WARPGROUP + 32 && ptx::elect_one()) {
-      const FilterLoader filter = {maps.other, p, traversal, schedule.rank};
-      Producer producer = {shared, maps, p, traversal, schedule.rank, filter};
+      const FilterLoader filter = {maps.other, p, traversal, schedule};
+      Producer producer = {shared, maps, p, traversal, schedule, filter};
       for (; schedule.number < traversal.tiles; schedule.advance()) {
-        const Tile tile(schedule.number, schedule.rank, p, traversal);
+        const Tile tile(schedule, p, traversal);
         producer.load(tile, Steps(tile, p, traversal));
       }
     }
+#if CLUSTER_SPLITS > 1
+    synchronise_cluster();  // as add_in_cluster
+#endif
   } else {
     ptx::setmaxnreg_inc<CONSUMERS == 2 ? 232 : 152>();
     const int first_row = TURNS ? 0 : warpgroup * CONSUMER_ROWS;
@@ -1194,7 +1281,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     int next = 0;  // warpgroup whose turn it is
 #pragma unroll 1
     for (; schedule.number < traversal.tiles; schedule.advance()) {
-      const Tile tile(schedule.number, schedule.rank, p, traversal);
+      const Tile tile(schedule, p, traversal);
       const int steps = Steps(tile, p, traversal).count;
       if (TURNS && warpgroup != next++ % CONSUMERS) {
         consumer.pass_over(steps);
@@ -1207,8 +1294,12 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
       consumer.multiply_tile(sums, steps);
       if (TURNS) turn.pass_on();
       const Output output = {p, traversal, tile.group};
-#if SPLIT
-      store_partial(sums, tile, output, epilogue, partial);
+#if CLUSTER_SPLITS > 1
+      add_in_cluster(sums, tile, schedule, output, epilogue, c);
+#elif SPLIT
+      const int rows = output.rows(tile.phase), pitch = output.pitch();
+      const long long matrix = tile.split * p.groups + tile.group;
+      store_partial(sums, tile, epilogue, partial + matrix * rows * pitch, rows, pitch);
 #else
       epilogue.share_biases(biases);
       epilogue.store(sums, tile, output, maps.c, c);
@@ -1216,8 +1307,8 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     }
     epilogue.finish();
   }
-#if CLUSTER > 1
-  synchronise_cluster();  // no block ends while the other block may still access its shared memory
+#if CLUSTER_BLOCKS > 1
+  synchronise_cluster();  // no block ends while another block may still access its shared memory
 #endif
 }
 
@@ -1228,7 +1319,6 @@ extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
                        const int splits,
                        const __grid_constant__ Traversal<PHASES> traversal,
                        const __grid_constant__ ConvParameters p) {
-  constexpr int COLUMNS = 8;
   const Output all = {p, traversal, 0};
   const int pitch = all.pitch();
   const long long matrix = static_cast<long long>(all.rows(0)) * pitch;
@@ -1243,16 +1333,6 @@ extern "C" __global__ void __launch_bounds__(ADDING_THREADS, 1)
   const Output output = {p, traversal, static_cast<int>(element / matrix)};
   const int row = static_cast<int>(element % matrix / pitch);
   const int column = static_cast<int>(element % pitch);
-  const long long row_offset = output.row_offset(row, 0);
-  if (row_offset == Output::BEYOND) return;
-  const int first_channel = output.group * static_cast<int>(result_channels(p)) + column;
-#pragma unroll
-  for (int i = 0; i < COLUMNS; ++i) sums[i] += bias_of(first_channel + i, p, bias);
-  const int place = column % LINE;
-  const Line line = output.line(column - place);
-  if (ADD) add_in_line(addend + row_offset, line, place, output, sums);
-#pragma unroll
-  for (float& sum : sums) sum = activate<ACTIVATION>(sum);
-  store_in_line(c + row_offset, line, place, output, sums);
+  store_added(sums, output, row, column, bias, addend, c);
 }
 #endif

@@ -224,7 +224,7 @@ def _hopper(canvas: Canvas, number: Number, launch: Launch, tile: Any) -> None:
     cluster, stages = number("CLUSTER"), number("STAGES")
     pass_ = number("PASS")
     left, top, scale = _product(canvas, m, n, k, stages, _WORDS[pass_])
-    groups = 1 if takes_turns(tile) else consumers(tile.block_m)
+    groups = 1 if takes_turns(tile, number("CLUSTER_SPLITS")) else consumers(tile.block_m)
     for group in range(groups):
         rows = m // groups
         _grid(

@@ -6,7 +6,7 @@ from cupyconv import ConvProblem, formats
 from cupyconv.kernels import hopper
 from cupyconv.kernels.copies import copy_bytes, shape_of
 from cupyconv.kernels.family import Tile
-from cupyconv.kernels.hopper import split_elements
+from cupyconv.kernels.hopper import cluster_splits_of, split_elements
 from cupyconv.planning import PassPlan, Plan
 from cupyconv.planning.families import FAMILIES
 from tests import agreement, emulator
@@ -68,9 +68,11 @@ def random_lines(count: int, seed: int) -> list[ConvProblem]:
 
 
 def require_workspace(made: hopper.Staged, planned_: PassPlan) -> None:
-    """Require a workspace with the sums of splits, followed by the copies."""
+    """Require a workspace with the sums of splits that no cluster adds, and then the copies."""
     size, planes, end = made.other.itemsize, made.other.planes, 0
-    if planned_.splits > 1:
+    if planned_.splits > cluster_splits_of(
+        made.problem, planned_.pass_, planned_.tile, planned_.splits
+    ):
         sums = split_elements(made.problem, planned_.pass_, planned_.tile)
         end = planned_.splits * sums * 4
     for role, offset in made.copies:

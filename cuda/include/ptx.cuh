@@ -478,11 +478,12 @@ __device__ __forceinline__ unsigned map_to_block(unsigned address, unsigned bloc
                : "r"(address), "r"(block_rank));
   return mapped;
 }
-// ld.shared::cluster: loads from any block of the cluster.  Only tests use it.
-__device__ __forceinline__ float load_cluster_f32(unsigned address) {
-  float value;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
-  return value;
+// ld.shared::cluster: loads from any block of the cluster.
+__device__ __forceinline__ void load_cluster_f32x4(float (&values)[4], unsigned address) {
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+               : "r"(address)
+               : "memory");
 }
 
 // ------------------------------------------------------------------------------------------------

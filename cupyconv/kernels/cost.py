@@ -114,9 +114,12 @@ class Kernel(NamedTuple):
     warps: int
     work: Work
 
-    def demand(self, chip: Chip, moved: float) -> Demand:
-        """Return the demand of a pass with this kernel, which reads and writes ``moved`` bytes."""
-        most = ceil(self.blocks / chip.multiprocessors)  # blocks of the busiest multiprocessor
+    def demand(self, chip: Chip, moved: float, places: int | None = None) -> Demand:
+        """Return the demand of a pass with this kernel, which reads and writes ``moved`` bytes.
+
+        ``places`` is the number of multiprocessors that its blocks can occupy, by default all.
+        """
+        most = ceil(self.blocks / (places or chip.multiprocessors))  # of the busiest one
         waves, work = ceil(most / self.resident), self.work
         warps = max(min(most, self.resident), 1) * self.warps
         microseconds = most / (chip.clock * 1e3) * (1 + HALF_RATE_WARPS / warps)

@@ -75,7 +75,7 @@ class Choices:
             backprop_input divide the tiles; 0 in backprop_filter, which divides the tiles among
             ``splits``.  0 on the CPU.
         splits: number of parts into which gemm_k or the pixels are divided.  Each part has its own
-            partial sums, which a second launch adds up in a fixed order.
+            partial sums, which a second launch adds up in a fixed order, or a cluster of blocks.
         workspace_bytes: bytes of device memory in addition to the tensors.
         view: name of the view (views.py) that computes the pass; "" for the pass itself.
         copies: operands that "cuda-gather" and "cuda-columns" copy before the product, each "x",

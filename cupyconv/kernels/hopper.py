@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise, product, takewhile
 from math import prod
 from operator import itemgetter
@@ -34,7 +34,7 @@ from cupyconv.kernels.copies import (
     shape_of,
     split,
 )
-from cupyconv.kernels.device import CHIPS, Device
+from cupyconv.kernels.device import CHIPS, Chip, Device
 from cupyconv.kernels.family import Candidate, Choices, Family, Tile
 from cupyconv.kernels.limits import Count, extent_counts
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
@@ -62,6 +62,12 @@ BARRIER_BYTES = 8
 
 WARPGROUP = 128
 """Threads per warpgroup (hardware)."""
+
+CLUSTER_BLOCKS = 8
+"""Largest number of blocks per cluster that every chip with clusters supports (CUDA's rule)."""
+
+_GPCS = 8
+"""GPCs of an H100 (hardware).  A GPC has pairs of SMs, and a cluster occupies SMs of one GPC."""
 
 MOST_STAGES = 8
 """Largest number of stages of the pipeline (hand-set)."""
@@ -276,6 +282,37 @@ def has_window_rows(problem: ConvProblem, tile: Tile, splits: int) -> bool:
     sides = windows(problem, tile.block_k) * tile.block_k, problem.K // problem.groups
     tiles = {True: tile_count(tile, *sides), False: tile_count(tile, *sides[::-1])}
     return as_stored if tiles[True] == tiles[False] else tiles[True] < tiles[False]
+
+
+def cluster_splits(tile: Tile, splits: int, tiles: int) -> int:
+    """Return the number of splits that a cluster adds, or 1 if a second launch adds them.
+
+    A cluster adds them unless this takes more waves, because some multiprocessors get no cluster.
+
+    Args:
+        tile, splits: the tile, and the number of splits.
+        tiles: number of tiles in all groups.
+    """
+    size, blocks = tile.defines["CLUSTER"] * splits, tiles * splits
+    if size > CLUSTER_BLOCKS or -(-blocks // places(size)) > -(-blocks // places(1)):
+        return 1
+    return splits
+
+
+def cluster_splits_of(problem: ConvProblem, pass_: str, tile: Tile, splits: int) -> int:
+    """Return ``cluster_splits`` of a pass."""
+    if splits == 1:
+        return 1
+    ((rows, columns, _),) = matrices(problem, pass_, tile, splits)
+    return cluster_splits(tile, splits, tile_count(tile, rows, columns) * problem.groups)
+
+
+@cache
+def places(cluster: int) -> int:
+    """Return how many multiprocessors clusters of this many blocks occupy, one block each."""
+    pairs, rest = divmod(CHIPS[9, 0].multiprocessors // 2, _GPCS)
+    clusters = (_GPCS - rest) * (2 * pairs // cluster) + rest * (2 * (pairs + 1) // cluster)
+    return clusters * cluster
 
 
 def tile_count(tile: Tile, rows: int, columns: int) -> int:
@@ -718,9 +755,12 @@ def tile_of(block_m: int, block_n: int, itemsize: int, operand_bytes: int, **mac
     return Tile(block_m, block_n, line, threads, tuple(macros.items()), (9, 0), itemsize)
 
 
-def takes_turns(tile: Tile) -> bool:
-    """Return whether the consumer warpgroups compute whole tiles in turn (macro TURNS)."""
-    return tile.block_n == 64 and tile.defines["PLANES"] == 1
+def takes_turns(tile: Tile, added: int) -> bool:
+    """Return whether the consumer warpgroups compute whole tiles in turn (macro TURNS).
+
+    ``added`` is the number of splits that a cluster adds.
+    """
+    return tile.block_n == 64 and tile.defines["PLANES"] == added == 1
 
 
 def _matrices(
@@ -773,6 +813,16 @@ def _divisions(request: Request, tile: Tile) -> list[bool]:
     least = _CORNERS[problem.spatial_rank][0]
     fits = len(divided) <= MAX_MAPS and all(traversal[0].upper >= least for traversal in divided)
     return [False, True] if fits else [False]
+
+
+def _exchange(chip: Chip, tile: Tile, splits: int) -> cost.Work:
+    """Return the work of a block that adds its share of a tile's splits in a cluster.
+
+    The block reads the sums of the other splits from other blocks, at its share of the device
+    memory's bandwidth (modelled).
+    """
+    read = 4 * tile.block_m * tile.block_n * (splits - 1) / splits
+    return cost.Work(0, read / cost.per_cycle(chip, chip.bandwidth / 1e3))
 
 
 def _empty(request: Request, tile: Tile) -> float:
@@ -852,7 +902,9 @@ def stage(request: Request, choices: Choices, copied_w: bool = False) -> Staged:
     itemsize = 2 if has_planes else ITEMSIZE[problem.dtype]
     in_bands = has_bands(layout.problem)
 
-    offset = split_elements(layout.problem, pass_, tile) * splits * 4 if splits > 1 else 0
+    offset = 0
+    if splits > cluster_splits_of(layout.problem, pass_, tile, splits):
+        offset = splits * split_elements(layout.problem, pass_, tile) * 4
     operands: list[Operand] = []
     made: list[tuple[str, int]] = []
     for role in ROLES_OF[pass_][:-1]:
@@ -893,11 +945,16 @@ def common_defines(
     }
 
 
-def persistent_grid(traversal: np.ndarray, tile: Tile, device: Device) -> tuple[int]:
-    """Return the grid of persistent blocks: at most one block per SM, and at most one per tile."""
-    cluster = tile.defines["CLUSTER"]
-    clusters = max(device.resident_blocks // cluster, 1)
-    return (min(int(traversal["tiles"][0]), clusters) * cluster,)
+def _grid(traversal: np.ndarray, tile: Tile, splits: int, device: Device) -> tuple[int]:
+    """Return the grid of the product.
+
+    Blocks are persistent: at most one per SM, and at most one per tile.  If clusters add splits,
+    each block has one tile.
+    """
+    cluster, tiles = tile.defines["CLUSTER"], int(traversal["tiles"][0])
+    if splits > 1:
+        return (tiles * cluster * splits,)
+    return (min(tiles, max(device.resident_blocks // cluster, 1)) * cluster,)
 
 
 def _store(
@@ -1264,7 +1321,7 @@ class Persistent(Family):
         assert tile is not None
         fits = 1 <= splits <= (1 if divided else self._most_splits(request, tile))
         fits &= divided in _divisions(request, tile)
-        return self._costed(request, tile, [splits], divided)[0] if fits else None
+        return next(iter(self._costed(request, tile, [splits], divided)), None) if fits else None
 
     def _splits(self, request: Request, tile: Tile) -> list[int]:
         """Return the numbers of splits to estimate: 1, and numbers that fill a few waves."""
@@ -1273,44 +1330,58 @@ class Persistent(Family):
         if most <= 1:
             return [1]
         tiles = tile_count(tile, rows, columns) * request.problem.groups
-        blocks = request.chip.multiprocessors
-        found = (min(waves * blocks // tiles, most) for waves in range(1, _MOST_WAVES + 1))
+        in_workspace, cluster = most, tile.defines["CLUSTER"]
+        if request.workspace_limit is not None:
+            _, least, *_ = self.before(request, tile)
+            left = request.workspace_limit - least
+            in_workspace = min(most, left // _split_bytes(request, tile))
+        in_cluster = {}  # most splits that a cluster adds, by the number of waves
+        for splits in range(2, min(most, CLUSTER_BLOCKS // cluster) + 1):
+            in_cluster[-(-tiles * splits // places(cluster * splits))] = splits
+        found = {1}
+        for waves in range(1, _MOST_WAVES + 1):
+            found.add(min(waves * request.chip.multiprocessors // tiles, in_workspace))
+            found.add(in_cluster.get(waves, 1))
         # All splits have the same number of steps, up to rounding, and no split is empty.
-        return sorted({1, *(-(-steps // -(-steps // splits)) for splits in found if splits > 1)})
+        return sorted({-(-steps // -(-steps // splits)) for splits in found if splits > 0})
 
     def _most_splits(self, request: Request, tile: Tile) -> int:
-        """Return the most splits that the steps, tile counter and workspace limit allow."""
+        """Return the most splits that the steps and the tile counter allow."""
         found = _matrices(request, tile, 1)
         if len(found) > 1:
             return 1
         rows, columns, steps = found[0]
         tiles = tile_count(tile, rows, columns) * request.problem.groups
-        most = min(steps, most_tiles(request) // tiles)
-        if request.workspace_limit is not None:
-            _, least, *_ = self.before(request, tile)
-            left = request.workspace_limit - least
-            most = min(most, left // _split_bytes(request, tile))
-        return max(most, 1)
+        return max(min(steps, most_tiles(request) // tiles), 1)
 
     def _costed(
         self, request: Request, tile: Tile, splits: Sequence[int], divided: bool
     ) -> list[Candidate]:
         """Return the candidates with a tile; times include copies and the reduction of splits."""
-        problem, chip, places = request.problem, request.chip, request.chip.multiprocessors
+        problem, chip = request.problem, request.chip
         moved, workspace, copied, summary = self.before(request, tile)
         of_step, stored = self._work(request, tile)
         found = []
         for count in splits:
-            lengths, blocks = [], 0
+            lengths, tiles = [], 0
             for rows, columns, steps in _matrices(request, tile, count, divided):
-                here = tile_count(tile, rows, columns) * problem.groups * count
-                lengths.append((here, -(-steps // count)))
-                blocks += here
-            mean = busiest(lengths, places) / -(-blocks // places)
-            sums = count * _split_bytes(request, tile) if count > 1 else 0
-            kernel = cost.Kernel(blocks, 1, tile.threads // 32, of_step.times(mean) + stored)
-            demands = [kernel.demand(chip, problem.bytes + sums)]
-            if count > 1:
+                here = tile_count(tile, rows, columns) * problem.groups
+                lengths.append((here * count, -(-steps // count)))
+                tiles += here
+            added = cluster_splits(tile, count, tiles)
+            room = places(tile.defines["CLUSTER"] * added)
+            sums = count * _split_bytes(request, tile) if count > added else 0
+            if not request.affords(workspace + sums):
+                continue
+            waves = -(-tiles * count // room)
+            work = of_step.times(busiest(lengths, room) / waves) + stored
+            if added > 1:
+                work += _exchange(chip, tile, added)
+            kernel = cost.Kernel(tiles * count, 1, tile.threads // 32, work)
+            demands = [kernel.demand(chip, problem.bytes + sums, room)]
+            if added > 1 and waves > 1:  # blocks of each wave wait for their first loads
+                demands.append(cost.Demand(waits=waves - 1))
+            if sums:
                 demands.append(cost.further(chip, sums, count))
             if copied:
                 demands.append(cost.further(chip, moved))
@@ -1321,7 +1392,7 @@ class Persistent(Family):
                     summary=summary,
                     copied=copied,
                     tile=tile,
-                    blocks=blocks // count,
+                    blocks=tiles,
                     splits=count,
                     workspace_bytes=workspace + sums,
                     divides_frames=divided,
@@ -1355,6 +1426,8 @@ class Persistent(Family):
         traversals_ = traversals(problem, pass_, choices.divides_frames)
         parts = matrices(problem, pass_, tile, splits, choices.divides_frames)
         traversal = pack_traversal(problem, traversals_, tile, parts, splits)
+        added = cluster_splits_of(problem, pass_, tile, splits)
+        traversal["tiles"] //= added
         store, run = _store(staged, pass_, traversals_, splits, epilogue)
         maps = _maps(staged, pass_, tile, traversals_, splits)
         defines: dict[str, str | int] = {
@@ -1369,7 +1442,8 @@ class Persistent(Family):
             "POINTWISE": int(is_pointwise(problem) and not is_planar(problem)),
             "STORE": store,
             "RUN": run,
-            "SPLIT": int(splits > 1),
+            "SPLIT": int(splits > added),
+            "CLUSTER_SPLITS": added,
             "SHARED_BYTES": shared_bytes(tile),
         }
         result = ROLES_OF[pass_][-1]
@@ -1383,7 +1457,7 @@ class Persistent(Family):
             source="conv_hopper.cu",
             entry="conv_hopper",
             defines=tuple(defines.items()),
-            grid=persistent_grid(traversal, tile, request.device),
+            grid=_grid(traversal, tile, added, request.device),
             block=(tile.threads,),
             shared_bytes=shared_bytes(tile),
             arguments=(
@@ -1397,7 +1471,7 @@ class Persistent(Family):
             ),
             may_overlap=bool(staged.before),
         )
-        if splits == 1:
+        if splits == added:
             return (*staged.before, product)
         pieces = split_elements(problem, pass_, tile) // SUMS_PIECE
         reduction = Launch(
@@ -1441,6 +1515,7 @@ class Hopper(Persistent):
             (128, 256, 2),
             (128, 256, 1),
             (256, 128, 2),
+            (128, 192, 2),
             (128, 192, 1),
             (192, 128, 2),
             (128, 128, 2),
@@ -1450,6 +1525,8 @@ class Hopper(Persistent):
         for itemsize, planar in ((2, 1), (2, 0), (4, 1), (4, 0))
         # Of rows that are eight windows of x, in clusters, the producer would spill registers.
         if not (itemsize == 4 and planar and block_m * cluster > 384)
+        # Each block of a cluster loads as many boxes of the columns, a line wide, as the other.
+        and block_n * itemsize % (LINE_BYTES * cluster) == 0
     )
 
     def counts(self, request: Request) -> Iterator[Count]:

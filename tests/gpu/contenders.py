@@ -202,6 +202,8 @@ def _candidate(key: str) -> Candidate | None:
 def candidate_of(record: dict[str, Any], architecture: str) -> Candidate | None:
     """Return the candidate that a record timed; None for cuDNN, or if it no longer exists.
 
+    A candidate with another workspace has other launches than those that were timed.
+
     Args:
         record: a record of ``tests.gpu.report.timed``.
         architecture: architecture of the GPU.
@@ -210,7 +212,9 @@ def candidate_of(record: dict[str, Any], architecture: str) -> Candidate | None:
         return None
     names = ("layer", "pass", "dtype", "precision", "layout", "implementation", "choices")
     case = {name: record[name] for name in names}
-    return _candidate(json.dumps(case | {"architecture": architecture}))
+    found = _candidate(json.dumps(case | {"architecture": architecture}))
+    same = found and found.workspace_bytes == record["choices"]["workspace_bytes"]
+    return found if same else None
 
 
 def _plans(case: dict[str, Any]) -> dict[str, tuple[Plan, float]]:

@@ -282,7 +282,7 @@ extern "C" __global__ void TMA_STORE_KERNEL(tma_store_2d, c[0], c[1])
 // ------------------------------------------------------------------------------------------------
 extern "C" __global__ void __cluster_dims__(2, 1, 1)
     cluster_exchange(const float* in, float* out) {
-  __shared__ float numbers[32];
+  __shared__ __align__(16) float numbers[32];
   __shared__ __align__(8) unsigned long long barrier;
   const unsigned rank = ptx::cluster_block_rank(), lane = threadIdx.x, other = 1 - rank;
   numbers[lane] = in[rank * 32 + lane];
@@ -292,11 +292,13 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1)
   }
   ptx::cluster_arrive();
   ptx::cluster_wait();
-  const float number =
-      ptx::load_cluster_f32(ptx::map_to_block(ptx::shared_address(&numbers[31 - lane]), other));
+  float four[4];
+  ptx::load_cluster_f32x4(
+      four, ptx::map_to_block(ptx::shared_address(&numbers[28 - lane / 4 * 4]), other));
   ptx::mbarrier_arrive_cluster(ptx::map_to_block(ptx::shared_address(&barrier), other));
   wait_for_phase(&barrier, 0);
-  out[rank * 32 + lane] = number;
+  const int place = 3 - lane % 4;
+  out[rank * 32 + lane] = place < 2 ? four[place & 1] : four[2 + (place & 1)];
   ptx::cluster_arrive();
   ptx::cluster_wait();
 }

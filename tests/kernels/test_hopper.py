@@ -15,12 +15,13 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem
+from cupyconv.kernels import hopper
 from cupyconv.kernels.family import Choices, Tile
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.problem import PASSES
 from tests import agreement, emulator, launches
 from tests.agreement import compute, fits, plan_with
-from tests.configurations import HOPPER_CASES, Case, Data, in_formats, integer_data
+from tests.configurations import HOPPER_CASES, Case, Data, in_formats, integer_data, random_data
 from tests.hopper import (
     ARCH,
     BY_PLANES,
@@ -47,7 +48,7 @@ def run_case(number: int, case: Case, tile: Tile, turn: int) -> tuple[str, ...]:
     problem = last_axes(case.problem)[turn]
     problem = problem.replace(dtype="bfloat16" if number % 4 == 3 else "float16")
     with emulator.settings(emulator.SCHEDULES[(number + turn) % 3]):
-        return require_exact(problem, tile=tile, splits=1 + 2 * (number % 2))
+        return require_exact(problem, tile=tile, splits=(1, 3, 1, 9)[number % 4])
 
 
 @each_case
@@ -78,6 +79,30 @@ def test_splits_may_have_one_step_or_none(splits):
     chosen = plan_with(problem, "cuda-hopper", emulator.device(ARCH), splits=splits)
     assert chosen["forward"].splits == splits
     agreement.require_exact(emulator, problem, impl=chosen, arch=ARCH, passes=("forward",))
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backprop_filter"])
+def test_clusters_add_splits_to_the_bits_of_the_second_launch(pass_, monkeypatch):
+    """Both add the splits in order.  All runs have the same bits."""
+    problem = last_axes(ConvProblem((2, 32, 12, 9), (72, 32, 3, 3), padding=1))[0]
+    device, (impl, _, precision), data = (
+        emulator.device(ARCH),
+        OTHER_TYPES["tf32"],
+        random_data(problem),
+    )
+    for tile in (1, 5):
+        results = []
+        for turn, most in enumerate((8, 8, 1)):
+            monkeypatch.setattr(hopper, "CLUSTER_BLOCKS", most)
+            how = {"passes": (pass_,), "precision": precision, "tile": tile, "splits": 3}
+            plan = plan_with(problem, impl, device, **how)
+            before = plan_with(problem, impl, device, **{**how, "splits": 1})
+            grows = plan[pass_].workspace_bytes > before[pass_].workspace_bytes
+            assert grows == (most == 1)
+            with emulator.settings(emulator.SCHEDULES[turn]):
+                how = {"impl": plan, "arch": ARCH, "precision": precision}
+                results.append(compute(emulator, pass_, problem, data, **how))
+        assert all((one == results[0]).all() for one in results)
 
 
 @pytest.mark.thorough

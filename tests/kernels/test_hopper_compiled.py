@@ -47,8 +47,9 @@ def variants():
         (filters_last.replace(stride=2), "backprop_input", WIDE[2], 1),
         (volume, "backprop_input", widest, 1),
         (layer, "backprop_filter", widest, 1),
-        (layer, "backprop_filter", WIDE[2], 3),
+        (layer, "backprop_filter", WIDE[2], 9),
         (filters_last, "backprop_filter", widest, 3),
+        *((problem, "backprop_filter", WIDE[3], 8) for problem in (layer, filters_last)),
         *(
             (problem, pass_, with_three_consumers(tiles), splits)
             for problem, tiles, pass_, splits in (
@@ -89,13 +90,15 @@ def test_kernels_compile_to_wgmma_without_spills(problem, pass_, tile, splits):
     found = instructions(listing)
     assert ("MULTICAST" in listing) == (defines["CLUSTER"] > 1)
     # The code has all products of a step and three waits; a wait per product would be more.
-    rows = tile.block_m // (1 if takes_turns(tile) else consumers(tile.block_m))
+    in_turn = takes_turns(tile, defines["CLUSTER_SPLITS"])
+    rows = tile.block_m // (1 if in_turn else consumers(tile.block_m))
     assert found["HGMMA"] == rows // 64 * 4
     assert found["WARPGROUP"] == 3
     assert found["USETMAXREG"] == 2
     assert found["UTMALDG"] >= 2
     assert bool(found["UTMASTG"]) == (defines["STORE"] == 1)
-    assert bool(found["STSM"]) == (not defines["SPLIT"] and defines["STORE"] != 2)
+    assert bool(found["STSM"]) == (splits == 1 and defines["STORE"] != 2)
+    assert ("LD.E.128" in listing) == (defines["CLUSTER_SPLITS"] > 1), "sums of other blocks"
     assert found["LDL"] + found["STL"] == 0, "an array is in local memory"
 
 

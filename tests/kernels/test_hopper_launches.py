@@ -183,7 +183,7 @@ def planned_on_views(impl: str, dtype: str, precision: str):
                 request = Request(problem, pass_, device, precision, strides=strides).reduced
                 if family.refuses(request) is None:
                     for tile in tiles_of_layouts(family, request, turn):
-                        splits = (1, 2, 1, 3)[(turn + gap) % 4]
+                        splits = (1, 2, 1, 3, 1, 9)[(turn + gap) % 6]
                         yield request, plan_of(request, candidate_with(request, impl, tile, splits))
                         choices = Choices(tile=tile, divides_frames=True)
                         if divided := family.candidate(request, choices):
@@ -284,25 +284,30 @@ def require_form(planned_: PassPlan, made: hopper.Staged, asked: ConvProblem, st
 def require_tiles(product, problem: ConvProblem, planned_: PassPlan, device: Device) -> None:
     """Require the traversal to cover the tiles of all splits, with one cluster per resident
     place."""
-    (traversal,), cluster = product.arguments[5], planned_.tile.defines["CLUSTER"]
+    (traversal,), macros = product.arguments[5], dict(product.defines)
+    cluster, added = macros["CLUSTER"], macros["CLUSTER_SPLITS"]
     tiles = planned_.blocks * planned_.splits
     pass_, divided = planned_.pass_, planned_.divides_frames
     steps = max(found[2] for found in matrices(problem, pass_, planned_.tile, 1, divided))
-    assert traversal["tiles"] * cluster == tiles
+    assert traversal["tiles"] * cluster * added == tiles
     of_group = traversal["tile_columns"] * traversal["phase"]["tile_rows"].sum()
-    assert of_group * problem.groups * planned_.splits == traversal["tiles"]
+    assert of_group * problem.groups * planned_.splits == traversal["tiles"] * added
     assert traversal["steps_of_split"] == math.ceil(steps / planned_.splits)
     for phase, axes in zip(traversal["phase"], traversals(problem, pass_, divided), strict=True):
         for name in ("pixels", "taps"):
             assert phase[name].prod() == math.prod(getattr(axis, name) for axis in axes)
-    assert product.grid == (min(tiles, max(device.multiprocessors // cluster, 1) * cluster),)
+    resident = max(device.multiprocessors // cluster, 1) * cluster
+    assert product.grid == (tiles if added > 1 else min(tiles, resident),)
 
 
 def require_macros(macros, problem: ConvProblem, planned_: PassPlan, maps: int) -> None:
     """Require the macros of a variant; rows of a filter gradient are windows or filters."""
     pass_ = planned_.pass_
+    added = macros["CLUSTER_SPLITS"]
+    assert added in (1, planned_.splits)
+    assert added * macros["CLUSTER"] <= 8
     told = {
-        "SPLIT": planned_.splits > 1,
+        "SPLIT": planned_.splits > added,
         "SPATIAL": problem.spatial_rank,
         "PHASES": len(traversals(problem, pass_, planned_.divides_frames)),
         "MAPS": maps,
@@ -319,8 +324,9 @@ def require_macros(macros, problem: ConvProblem, planned_: PassPlan, maps: int) 
 def require_sums_added_up(launches, made: hopper.Staged, planned_: PassPlan) -> None:
     """Require a thread per vector to add up several splits."""
     *_, last = launches
-    assert (last.entry == "conv_hopper_reduce") == (planned_.splits > 1)
-    if planned_.splits > 1:
+    is_split = dict(last.defines)["SPLIT"]
+    assert (last.entry == "conv_hopper_reduce") == is_split
+    if is_split:
         sums = split_elements(made.problem, planned_.pass_, planned_.tile)
         assert (last.grid, last.shared_bytes) == ((math.ceil(sums / 8 / 64),), 0)
 

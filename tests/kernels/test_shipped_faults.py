@@ -32,10 +32,12 @@ class Run:
     pass_: str = "forward"
     tile: int = 0
     arch: str = "sm_80"
+    splits: int = 1
 
     def compute(self) -> np.ndarray:
         """Compute the pass on the emulator."""
-        plan = plan_with(self.problem, self.impl, emulator.device(self.arch), tile=self.tile)
+        device, choices = emulator.device(self.arch), {"tile": self.tile, "splits": self.splits}
+        plan = plan_with(self.problem, self.impl, device, **choices)
         data = integer_data(self.problem)
         return compute(emulator, self.pass_, self.problem, data, impl=plan, arch=self.arch)
 
@@ -57,6 +59,8 @@ PATCH_FILTER = Run(
 HOPPER = Run("cuda-hopper", _layer((4, 16, 15, 128), (256, 1, 2, 128)), arch="sm_90")
 # Tiles of 192 x 128, which three warpgroups multiply.
 THREE = Run(HOPPER.impl, HOPPER.problem, tile=4, arch="sm_90")
+# Clusters of three blocks add the splits of tiles of 128 x 64.
+SPLITS = Run(HOPPER.impl, HOPPER.problem, tile=7, arch="sm_90", splits=3)
 PHASES = Run("cuda-hopper", _layer((2, 9, 8, 64), (64, 3, 3, 64), stride=2), "backprop_input",
              tile=1, arch="sm_90")  # fmt: skip
 
@@ -147,6 +151,15 @@ FAULTS = (
     Fault("a block exits while another accesses it", HOPPER, "conv_hopper.cu",
           "  synchronise_cluster();  // no block ends", "  // no block ends",
           ("cluster",)),
+    Fault("a block exits while another adds its sums", SPLITS, "conv_hopper.cu",
+          "  synchronise_cluster();  // no block ends", "  // no block ends",
+          ("cluster",), "load_cluster"),
+    Fault("splits are added before all blocks have stored them", SPLITS, "conv_hopper.cu",
+          "  synchronise_cluster();  // the sums of all splits", "  __syncwarp();  //",
+          ("race", "uninitialised-read"), "load_cluster"),
+    Fault("sums are stored while products read the stages", SPLITS, "conv_hopper.cu",
+          "  ptx::named_barrier_sync(1 + CONSUMERS, CONSUMERS * WARPGROUP);", "",
+          ("async-overwrite", "race")),
     Fault("C is stored without a proxy fence", HOPPER, "conv_hopper.cu",
           "        ptx::fence_proxy_async();\n", "\n", ("missing-proxy-fence",), "tma_store_2d"),
     Fault("C is stored before all threads have written it", HOPPER, "conv_hopper.cu",
@@ -223,7 +236,7 @@ def test_fault_is_reported(fault, changed, tmp_path):
 
 @pytest.mark.parametrize(
     "run",
-    [GENERIC, GATHER, DIRECT, DIRECT_FILTER, PATCH, PATCH_FILTER, HOPPER, THREE, PHASES],
+    [GENERIC, GATHER, DIRECT, DIRECT_FILTER, PATCH, PATCH_FILTER, HOPPER, THREE, SPLITS, PHASES],
     ids=lambda run: run.impl,
 )
 def test_unchanged_kernels_have_no_reports(run):

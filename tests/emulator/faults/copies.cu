@@ -288,25 +288,28 @@ extern "C" __global__ void mbarrier_used_before_the_barrier(const float* in, flo
 // launch: grid 2, block 32
 extern "C" __global__ void __cluster_dims__(2, 1, 1)
     block_returns_while_others_read_it(const float* in, float* out) {
-  __shared__ float tile[32];
+  __shared__ __align__(16) float tile[32];
   tile[threadIdx.x] = in[threadIdx.x];
   ptx::cluster_arrive();
   ptx::cluster_wait();
   if (ptx::cluster_block_rank() == 0) return;
   __syncwarp();
-  const unsigned address = ptx::map_to_block(ptx::shared_address(&tile[threadIdx.x]), 0);
-  out[threadIdx.x] = ptx::load_cluster_f32(address);  // FAULT cluster
+  float four[4];
+  ptx::load_cluster_f32x4(four, ptx::map_to_block(ptx::shared_address(tile), 0));  // FAULT cluster
+  out[threadIdx.x] = four[0];
 }
 
 // launch: grid 2, block 32
 extern "C" __global__ void __cluster_dims__(2, 1, 1)
     neighbour_read_before_the_cluster_barrier(const float* in, float* out) {
-  __shared__ float tile[32];
+  __shared__ __align__(16) float tile[32];
   const unsigned other = 1 - ptx::cluster_block_rank();
   tile[threadIdx.x] = in[threadIdx.x];  // FAULT race
   __syncthreads();
-  const unsigned address = ptx::map_to_block(ptx::shared_address(&tile[threadIdx.x]), other);
-  out[blockIdx.x * 32 + threadIdx.x] = ptx::load_cluster_f32(address);  // FAULT race or uninitialised-read
+  const unsigned address = ptx::map_to_block(ptx::shared_address(tile), other);
+  float four[4];
+  ptx::load_cluster_f32x4(four, address);  // FAULT race or uninitialised-read
+  out[blockIdx.x * 32 + threadIdx.x] = four[0];
   ptx::cluster_arrive();
   ptx::cluster_wait();
 }
@@ -314,8 +317,9 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1)
 // launch: grid 2, block 32
 extern "C" __global__ void __cluster_dims__(2, 1, 1)
     block_that_is_not_there(const float* in, float* out) {
-  __shared__ float tile[32];
+  __shared__ __align__(16) float tile[32];
   tile[threadIdx.x] = in[threadIdx.x];
-  const unsigned address = ptx::map_to_block(ptx::shared_address(tile), 2);  // FAULT cluster
-  out[blockIdx.x * 32 + threadIdx.x] = ptx::load_cluster_f32(address);
+  float four[4];
+  ptx::load_cluster_f32x4(four, ptx::map_to_block(ptx::shared_address(tile), 2));  // FAULT cluster
+  out[blockIdx.x * 32 + threadIdx.x] = four[0];
 }

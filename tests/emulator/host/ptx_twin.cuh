@@ -259,10 +259,8 @@ __device__ __forceinline__ void cluster_wait() { emulator::cluster_wait(); }
 __device__ __forceinline__ unsigned map_to_block(unsigned address, unsigned block_rank) {
   return emulator::map_to_block(address, block_rank);
 }
-__device__ __forceinline__ float load_cluster_f32(unsigned address) {
-  float value;
-  emulator::cluster_load(&value, address, sizeof value);
-  return value;
+__device__ __forceinline__ void load_cluster_f32x4(float (&values)[4], unsigned address) {
+  emulator::cluster_load(values, address, sizeof values);
 }
 __device__ __forceinline__ void griddepcontrol_wait() { emulator::wait_for_launches_before(); }
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {}  // a hint

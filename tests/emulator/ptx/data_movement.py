@@ -63,12 +63,13 @@ def _cluster_address(writer: KernelWriter, text: str) -> str:
     return f"({writer.read(base.strip(), 'u32')} + {int(offset or 0)}u)"
 
 
-@instruction("load shared", rf"ld\.shared::cluster\.{ANY}")
-def _cluster_load(writer: KernelWriter, operands: list[str], t: str) -> str:
+@instruction("load shared", rf"ld\.shared::cluster(\.v(?P<n>[24]))?\.{ANY}")
+def _cluster_load(writer: KernelWriter, operands: list[str], n: str | None, t: str) -> str:
     address = _cluster_address(writer, operands[1])
-    return (
-        f"{cpp_type(t)} loaded; emulator::cluster_load(&loaded, {address}, sizeof loaded);"
-        f" {writer.write(operands[0], 'loaded')}"
+    load = f"{cpp_type(t)} loaded[{n or 1}];"
+    load += f" emulator::cluster_load(loaded, {address}, sizeof loaded); "
+    return load + "".join(
+        writer.write(name, f"loaded[{i}]") for i, name in enumerate(elements(operands[0]))
     )
 
 

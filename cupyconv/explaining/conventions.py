@@ -54,6 +54,10 @@ DILATIONS = (*range(1, 9), 10, 12, 16, 18, 24, 32, 36, 48, 64, 128, 256, 512)
 """Dilations that are tried (hand-set)."""
 
 
+Pairs = tuple[tuple[int, int], ...]
+"""Padding before and after each spatial axis."""
+
+
 class Rule(NamedTuple):
     """Rule of one spatial axis: stride, dilation, and padding before the input.
 
@@ -313,6 +317,15 @@ class Convention:
         """Return the arrays, keyed by the layer's names, as views keyed by role."""
         return {role: self.order.view(role, arrays[name]) for role, name in self.names.items()}
 
+    def spatial(self, arrays: Mapping[str, np.ndarray]) -> list[tuple[int, int, int]]:
+        """Return the numbers of inputs, taps and outputs of each spatial axis."""
+        views = self.views(arrays)
+        return list(zip(*(views[role].shape[3:] for role in "xwy"), strict=True))
+
+    def paddings(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Pairs]:
+        """Return the paddings with the same values here, keyed by name, the commonest first."""
+        return paddings(self.rules, self.spatial(arrays), self.is_transposed)
+
     def with_finish(self, **changes: Any) -> Convention:
         """Return this convention with other steps after the sum."""
         return replace(self, finish=self.finish._replace(**changes))
@@ -493,9 +506,6 @@ def _written(full: np.ndarray, index: np.ndarray, size: int, axis: int) -> np.nd
 
 
 # -- padding by name -------------------------------------------------------------------------------
-
-Pairs = tuple[tuple[int, int], ...]
-"""Padding before and after each spatial axis."""
 
 
 def paddings(

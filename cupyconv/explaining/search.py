@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
 from math import inf, prod
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,16 +27,14 @@ from cupyconv.explaining.conventions import MODES, PLAIN, Convention, Finish, Or
 from cupyconv.formats import SPATIAL_AXES
 
 MOST_WORK = 2e9
-"""Largest number of multiply-adds of the search for one result (hand-set)."""
+"""Largest number of multiply-adds of the search for one result, and of one comparison of a whole
+result (hand-set)."""
 
 MOST_JOBS = 6_000
 """Largest number of orders of axes, strides and dilations that are tried (hand-set)."""
 
 MOST_RULES = 300
 """Largest number of strides and dilations that are tried with an order of axes (hand-set)."""
-
-MOST_FLOPS = 4e9
-"""Largest number of floating-point operations of one comparison of a whole result (hand-set)."""
 
 MOST_COMPARED = 8_000_000
 """Largest number of elements of each tensor in one comparison, and of a matrix of windows
@@ -138,6 +137,16 @@ class Comparison:
         """Whether all compared elements agree."""
         return self.level is not None
 
+    @property
+    def place(self) -> int:
+        """Place of ``level`` in LEVELS; larger than all places without a level."""
+        return LEVELS.index(self.level) if self.level else len(LEVELS)
+
+    @property
+    def merit(self) -> tuple[float, float]:
+        """Sort key that grows with the agreement, for comparisons that do not fit."""
+        return self.agreeing / max(self.compared, 1), -self.error
+
 
 class Options(NamedTuple):
     """Rules of an axis with one stride and one dilation."""
@@ -216,10 +225,8 @@ class Search:
         """Return the bits of the different values of the result that an agreement confirms."""
         values = self.tensors[self.result]
         sizes = np.unique(np.abs(values[np.isfinite(values) & (values != 0)]))[:64]
-        if not len(sizes):
-            return 0.0
         bits = 20.0 if level.roundoff == 0 else -np.log2(8 * level.roundoff)
-        if (sizes % 1 == 0).all():
+        if len(sizes) and (sizes % 1 == 0).all():
             bits = min(bits, float(np.log2(1 + sizes[-1])))
         return float(bits) * len(sizes)
 
@@ -254,12 +261,8 @@ class Search:
             for near in self._nearest:
                 self._weigh(inf, near.convention)
         # Conventions that fit only roughly do not count beside those that fit to rounding.
-        finest = min((LEVELS.index(fit.level) for fit in self.fits if fit.level), default=0)
-        self.fits = [
-            fit
-            for fit in self.fits
-            if fit.level and LEVELS.index(fit.level) <= max(finest, self.usual)
-        ]
+        finest = min((fit.place for fit in self.fits), default=0)
+        self.fits = [fit for fit in self.fits if fit.place <= max(finest, self.usual)]
         # Wherever plain sums fit roughly, fitted ones do, too: they count if they are much closer.
         errors = [fit.error for fit in self.fits if not fit.convention.finish.is_fitted]
         if finest > self.usual and errors:
@@ -273,7 +276,7 @@ class Search:
     @property
     def _is_found(self) -> bool:
         """Whether a convention fits at the precision of the arrays."""
-        return any(fit.level and LEVELS.index(fit.level) <= self.usual for fit in self.fits)
+        return any(fit.place <= self.usual for fit in self.fits)
 
     def _samples(
         self,
@@ -314,22 +317,20 @@ class Search:
             self.too_many = True
             return None
         self._seen.add(same)
-        comparison = self.compare(convention)
-        if any(fit.convention == comparison.convention for fit in self.fits):
+        found = self.compare(convention)
+        if any(fit.convention == found.convention for fit in self.fits):
             return None  # a fitted scale of 1
-        level = comparison.level
-        is_rough = level is not None and LEVELS.index(level) > self.usual
-        if level is not None and is_rough and self.evidence(level) < LEAST_EVIDENCE:
+        if found.level is None:
+            if self.nearest is None or found.merit > self.nearest.merit:
+                self.nearest = found
+            if found.is_similar and convention == self.claim:
+                self._limit = 2 * NEARBY
+            return found
+        if found.place > self.usual and self.evidence(found.level) < LEAST_EVIDENCE:
             return None  # chance explains that few values agree roughly
-        if comparison.fits:
-            self.fits.append(comparison)
-        elif self.nearest is None or _merit(comparison) > _merit(self.nearest):
-            self.nearest = comparison
-        if comparison.fits:
-            self._limit = min(self._limit, distance + NEARBY)
-        elif comparison.is_similar and convention == self.claim:
-            self._limit = 2 * NEARBY
-        return comparison
+        self.fits.append(found)
+        self._limit = min(self._limit, distance + NEARBY)
+        return found
 
     def _role(self, job: _Job) -> str:
         return Convention(self.result, job.is_transposed, job.order, ()).role
@@ -366,22 +367,20 @@ class Search:
             seen = set()
             rules: dict[Any, Any] = {}
             for order in self._orders(shapes):
-                base = self._order_distance(order) + 1.5 * (is_transposed != self.is_transposed)
                 probe = Convention(self.result, is_transposed, order, ())
                 views = probe.views(self.tensors)
-                key = tuple(_layout(view) for view in views.values()), order.conjugated
+                key = tuple(map(_layout, views.values())), order.conjugated
                 if key in seen:
                     continue
                 seen.add(key)
                 spatial = tuple(views[role].shape[3:] for role in "xwy")
                 if spatial not in rules:
-                    every = sorted(self._rules(spatial, order.rank), key=lambda entry: entry[0])
+                    every = sorted(self._rules(spatial, order.rank), key=itemgetter(0))
                     rules[spatial] = every[:MOST_RULES]
-                jobs += [
-                    (base + extra, _Job(is_transposed, order, options))
-                    for extra, options in rules[spatial]
-                ]
-        jobs.sort(key=lambda entry: entry[0])
+                base = self._order_distance(order) + 1.5 * (is_transposed != self.is_transposed)
+                for extra, options in rules[spatial]:
+                    jobs.append((base + extra, _Job(is_transposed, order, options)))
+        jobs.sort(key=itemgetter(0))
         self.skipped += len(jobs[MOST_JOBS:])
         return jobs[:MOST_JOBS]
 
@@ -400,56 +399,53 @@ class Search:
                 groups = conventions.group_count(x, w, y, shapes)
                 if not groups:
                     continue
-                mixed = _splittable(x, w, y, groups, shapes)
+                mixed = _splittable({"x": x, "y": y, "w": w}, groups, shapes)
                 shuffles = [c for n in range(len(mixed) + 1) for c in combinations(mixed, n)]
                 flips = product((False, True), repeat=rank)
-                for flipped, conjugated, shuffle in product(flips, conjugations, shuffles):
+                swaps = (w, *conventions.swaps(w, rank)), (y, *conventions.swaps(y, rank))
+                for flipped, conjugated, shuffle, w_, y_ in product(
+                    flips, conjugations, shuffles, *swaps
+                ):
                     partly = len(set(flipped)) > 1
-                    for w_, y_ in product(
-                        (w, *conventions.swaps(w, rank)), (y, *conventions.swaps(y, rank))
-                    ):
-                        odd = (w_ != w) + (y_ != y) + partly + bool(shuffle)
-                        if odd <= 1 or (odd == 2 and w_ != w and y_ != y):
-                            yield Order(x, w_, y_, groups, flipped, shuffle, conjugated)
+                    odd = (w_ != w) + (y_ != y) + partly + bool(shuffle)
+                    if odd <= 1 or (odd == 2 and w_ != w and y_ != y):
+                        yield Order(x, w_, y_, groups, flipped, shuffle, conjugated)
 
     def _rules(
         self, spatial: tuple[tuple[int, ...], ...], rank: int
     ) -> Iterator[tuple[float, tuple[Options, ...]]]:
         """Yield a distance, and the stride, dilation and paddings of each axis."""
         per_axis: list[dict[tuple[int, int], Sequence[int]]] = []
-        for axis in range(rank):
-            inputs, taps, outputs = (shape[axis] for shape in spatial)
+        for axis, (inputs, taps, outputs) in enumerate(zip(*spatial, strict=True)):
             every = conventions.axis_rules(inputs, taps, outputs, self.dilations)
             grouped: dict[tuple[int, int], Sequence[int]] = {(s, d): pads for s, d, pads in every}
             if self.claim is not None and axis < len(self.claim.rules):
-                *key, pad = self.claim.rules[axis]
-                known = grouped.get((key[0], key[1]), ())
+                stride, dilation, pad = self.claim.rules[axis]
+                known = grouped.get((stride, dilation), ())
                 if pad not in known:
-                    grouped[key[0], key[1]] = (*known, pad)
+                    grouped[stride, dilation] = (*known, pad)
             per_axis.append(grouped)
         most = {1: 512, 2: 4, 3: 2}[rank]
         usual = {1, *self.dilations}
-        dilations = [sorted({d for _, d in grouped}) for grouped in per_axis]
-        for chosen in product(*dilations):
-            real = {d for d, taps in zip(chosen, spatial[1], strict=True) if taps > 1}
+        for dilations in product(*(sorted({d for _, d in grouped}) for grouped in per_axis)):
+            real = {d for d, taps in zip(dilations, spatial[1], strict=True) if taps > 1}
             if len(real) > 1 and not real <= usual and max(real) > most:
                 continue
-            for strides in product(
-                *(
-                    sorted({s for s, d in grouped if d == dilation})
-                    for grouped, dilation in zip(per_axis, chosen, strict=True)
-                )
-            ):
+            pairs = list(zip(per_axis, dilations, strict=True))
+            steps = (
+                sorted({s for s, d in grouped if d == dilation}) for grouped, dilation in pairs
+            )
+            for strides in product(*steps):
                 # One output leaves the stride open, and gives it as 1.
-                steps = {s for s, p in zip(strides, spatial[2], strict=True) if p > 1}
+                moved = {s for s, p in zip(strides, spatial[2], strict=True) if p > 1}
                 uneven = 3 if rank == 3 or not real <= usual else 16
-                if len(steps) > 1 and max(*steps, *real) > uneven:
+                if len(moved) > 1 and max(*moved, *real) > uneven:
                     continue
                 options = tuple(
                     Options(stride, dilation, grouped[stride, dilation])
-                    for grouped, stride, dilation in zip(per_axis, strides, chosen, strict=True)
+                    for stride, (grouped, dilation) in zip(strides, pairs, strict=True)
                 )
-                yield self._rule_distance(strides, chosen, real), options
+                yield self._rule_distance(strides, dilations, real), options
 
     # -- distances ---------------------------------------------------------------------------------
 
@@ -457,23 +453,23 @@ class Search:
         space = SPATIAL_AXES[order.rank]
         claim = None if self.claim is None else self.claim.order
         last = [reading.endswith("C") for reading in (order.x, order.y)]
-        distance = 1.0 * any(order.flipped) + 1.0 * (len(set(order.flipped)) > 1)
-        distance += 1.5 * len(order.interleaved)
-        wanted = (
-            claim.conjugated
-            if claim is not None
-            else conventions.usual_conjugation(self.result, self.is_transposed)
-        )
-        distance += sum(a != b for a, b in zip(order.conjugated, wanted, strict=True))
-        distance += 1.5 * (space not in order.w) + 1.5 * (space not in order.y)
-        distance += 1.5 * (last[0] != last[1])
         if claim is not None:
-            distance += 1.0 * (order.x != claim.x) + 1.0 * (order.w != claim.w)
+            wanted = claim.conjugated
+            distance = 1.0 * (order.x != claim.x) + 1.0 * (order.w != claim.w)
         else:
+            wanted = conventions.usual_conjugation(self.result, self.is_transposed)
             usual = (f"{space}IO", f"{space}GM") if last[0] else (f"OI{space}",)
-            distance += 0.5 * last[0] + 1.0 * (order.w not in usual)
+            distance = 0.5 * last[0] + 1.0 * (order.w not in usual)
         known = (f"OI{space}", f"{space}IO", f"O{space}I", f"{space}GM", space)
-        return distance + 1.0 * (order.w not in known)
+        return (
+            distance
+            + 1.0 * any(order.flipped)
+            + 1.0 * (len(set(order.flipped)) > 1)
+            + 1.5 * len(order.interleaved)
+            + sum(a != b for a, b in zip(order.conjugated, wanted, strict=True))
+            + 1.5 * ((space not in order.w) + (space not in order.y) + (last[0] != last[1]))
+            + 1.0 * (order.w not in known)
+        )
 
     def _rule_distance(
         self, strides: tuple[int, ...], dilations: tuple[int, ...], real: set[int]
@@ -489,17 +485,10 @@ class Search:
 
     def distance(self, convention: Convention) -> tuple[float, ...]:
         """Return how far a convention is from the claim and from common conventions."""
-        views = convention.views(self.tensors)
-        spatial = list(zip(*(views[role].shape[3:] for role in "xwy"), strict=True))
-        real = {
-            rule.dilation
-            for rule, (_, r, _) in zip(convention.rules, spatial, strict=True)
-            if r > 1
-        }
-        strides = tuple(rule.stride for rule in convention.rules)
-        dilations = tuple(rule.dilation for rule in convention.rules)
-        named = conventions.paddings(convention.rules, spatial, convention.is_transposed)
-        finish = convention.finish
+        strides, dilations, _ = zip(*convention.rules, strict=True)
+        taps = (r for _, r, _ in convention.spatial(self.tensors))
+        real = {dilation for dilation, r in zip(dilations, taps, strict=True) if r > 1}
+        finish, named = convention.finish, convention.paddings(self.tensors)
         same = self.claim is not None and convention == self.claim
         return (
             -float(same),
@@ -585,7 +574,7 @@ class Search:
         for word, rounded in ROUNDINGS.items():
             tensors = {**self.tensors, **{name: rounded(self.tensors[name]) for name in names}}
             closer = replace(self, tensors=tensors).compare(convention)
-            if closer.level is not None and LEVELS.index(closer.level) <= 2:
+            if closer.place <= 2:
                 found.append(word.partition(" ")[0])
         return " or ".join(dict.fromkeys(found))
 
@@ -664,23 +653,16 @@ ROUNDINGS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 """Functions that round operands, keyed by format."""
 
 
-def _merit(comparison: Comparison) -> tuple[float, float]:
-    return comparison.agreeing / max(comparison.compared, 1), -comparison.error
-
-
 def _layout(view: np.ndarray) -> tuple[Any, ...]:
     steps = tuple(s if n > 1 else 0 for s, n in zip(view.strides, view.shape, strict=True))
     return view.shape, steps
 
 
 def _splittable(
-    x: str, w: str, y: str, groups: int, shapes: Mapping[str, tuple[int, ...]]
+    readings: Mapping[str, str], groups: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
     """Return the roles whose channels could be interleaved between the groups."""
-    sizes = {
-        role: conventions.sizes(reading, shapes[role])
-        for role, reading in {"x": x, "y": y, "w": w}.items()
-    }
+    sizes = {role: conventions.sizes(word, shapes[role]) for role, word in readings.items()}
     every = {role: size.get("O" if role == "w" else "C", 1) for role, size in sizes.items()}
     return [role for role, size in every.items() if size > groups > 1]
 
@@ -896,9 +878,9 @@ def _part(
 ) -> tuple[dict[str, Any], dict[int, Any]]:
     """Return the parts of the views to compare, and the kept positions of the result's axes."""
     w, y = (views[role].shape for role in "wy")
-    work = 2 * y[1] * prod(w) * prod(y[3:])
+    work = y[1] * prod(w) * prod(y[3:])
     role, places = convention.role, {}
-    limit = min(MOST_FLOPS / max(work, 1), 1.0)
+    limit = min(MOST_WORK / max(work, 1), 1.0)
     for key in views:
         limit = min(limit, MOST_COMPARED / max(views[key].size, 1))
     parts = dict(views)

@@ -90,12 +90,12 @@ class Fields:
             is_transposed: whether the convolution is transposed.
         """
         node, scope = visit.node, visit.scope
-        names = [name for name in node.input if name and scope.stored.get(name) is None]
-        sizes = {scope.shape(name)[2:] for name in names}
+        names = [name for name in node.input if name and scope[name].stored is None]
+        sizes = {scope[name].shape[2:] for name in names}
         if layer:
             axes: Sequence[ConvAxis] | None = layer
         elif node.domain in OWN_DOMAINS and node.op_type in _POOLS:
-            axes = _pool(node, scope.shape(node.input[0]))
+            axes = _pool(node, scope[node.input[0]].shape)
         else:
             keeps = node.domain in OWN_DOMAINS and node.op_type in _POINTWISE
             axes = () if keeps and len(sizes) == 1 else None

@@ -32,7 +32,6 @@ from cupyconv.explaining.onnx_graph import (
     open_shape_text,
     open_unusable_sizes,
     set_named_sizes,
-    sizes_of,
 )
 from cupyconv.explaining.onnx_operators import (
     FUSED_ATTRIBUTES,
@@ -451,17 +450,17 @@ def _unread(
     x_name, w_name, bias_name = (
         node.input[i] if i < len(node.input) else "" for i in (0, filter_, bias)
     )
-    x, w = scope.shape(x_name), scope.shape(w_name)
+    x, w = scope[x_name].shape, scope[w_name].shape
     if open_form:
         x, y = _open_shapes(node, name, open_form, x, w)
     else:
-        types = traversal.infer(node, scope)
-        y = next((sizes_of(types[one]) for one in node.output[:1] if one in types), ())
+        kinds = traversal.infer(node, scope)
+        y = kinds[node.output[0]].shape if node.output and node.output[0] in kinds else ()
     return UnreadLayer(
         name=name,
         operator=operator_text(node),
-        filter=scope.stored.get(w_name),
-        bias=scope.stored.get(bias_name),
+        filter=scope[w_name].stored,
+        bias=scope[bias_name].stored,
         inside=visit.inside,
         reason=reason,
         is_open=open_form is not None,
@@ -707,7 +706,7 @@ def _layer(
         require_attributes(form.operator, [one.name for one in _own_attributes(node)])
         require_padding(attributes.get("auto_pad", "NOTSET"), attributes.get("pads"))
         x, w = _operand_shapes(node, name, form, scope, attributes, inputs)
-        dtype = _dtype(onnx, scope.element_type(node.input[0]))
+        dtype = _dtype(onnx, scope[node.input[0]].kind.element)
         if dtype not in ITEMSIZE:
             raise _Unsupported(f"elements of type {dtype} are unsupported")
         problem = _standard_problem(form, x, w, dtype, attributes)
@@ -720,7 +719,7 @@ def _layer(
     if form.operator == "ConvTranspose" and problem.output_shape != x:
         # The convolution has more windows than the node has inputs, so its cost would differ.
         raise _Unsupported("an output_padding that is not less than the stride is unsupported here")
-    stored = scope.stored.get(node.input[1])
+    stored = scope[node.input[1]].stored
     same_filter = same_values = name
     if stored is not None:
         same_filter = filters.setdefault((stored.origin, stored), name)
@@ -732,9 +731,9 @@ def _layer(
         name=name,
         operator=operator_text(node),
         filter=stored,
-        bias=scope.stored.get(bias) if bias else None,
+        bias=scope[bias].stored,
         inside=visit.inside,
-        problem=_in_own_order(form, problem, scope.shape(node.input[1])),
+        problem=_in_own_order(form, problem, scope[node.input[1]].shape),
         is_transposed=form.operator == "ConvTranspose",
         has_bias=bool(bias),
         added=added if is_fused else "",
@@ -772,11 +771,11 @@ def _operand_shapes(
     The shapes are in the order of the standard operator.
     """
     x_name, w_name = node.input[:2]
-    x, w = scope.shape(x_name), scope.shape(w_name)
-    rank = (len(w) if scope.has_rank(w_name) else len(x)) - 2
-    for tensor in (w_name, x_name):
-        if scope.has_rank(tensor) and len(scope.shape(tensor)) - 2 not in SPATIAL_AXES:
-            axes = len(scope.shape(tensor)) - 2
+    x, w = scope[x_name].shape, scope[w_name].shape
+    rank = (len(w) if scope[w_name].kind.has_rank else len(x)) - 2
+    for kind in (scope[w_name].kind, scope[x_name].kind):
+        axes = len(kind.shape) - 2
+        if kind.has_rank and axes not in SPATIAL_AXES:
             raise _Unsupported(
                 f"{max(axes, 0)} spatial axes are unsupported, "
                 f"{min(SPATIAL_AXES)} to {max(SPATIAL_AXES)} are supported"
@@ -799,9 +798,9 @@ def _operand_shapes(
 
 
 def _require_bias(layer: ModelLayer, scope: Scope, bias: str) -> None:
-    shape, channels = scope.shape(bias), layer.output_channels
-    known = bool(bias) and scope.has_rank(bias) and all(isinstance(size, int) for size in shape)
-    if known and shape != (channels,):
+    kind, channels = scope[bias].kind, layer.output_channels
+    shape = kind.shape
+    if kind.is_known and shape != (channels,):
         got = _text(shape) if shape else "a scalar"
         raise ConvError(
             f"{layer.name}: the bias must have one value for each output channel",

@@ -179,6 +179,8 @@ class Table(_Element):
         """
         named = any(self.columns)
         every = [self.columns, *self.rows] if named else list(self.rows)
+        if not every:
+            return
         room, gutter = self._widths(every, width)
         cells = [[_wrapped(*cell) for cell in zip(row, room, strict=True)] for row in every]
         widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(room))]

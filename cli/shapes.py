@@ -15,7 +15,7 @@ from cupyconv.cli import backwards, configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining import receptive, transposed
 from cupyconv.explaining.receptive import Field
-from cupyconv.explaining.shapes import Reason, axis_dict, axis_reasons, listed, one, reasons
+from cupyconv.explaining.shapes import Reason, axis_dict, axis_reasons, one, reasons
 from cupyconv.explaining.terms import counted_large
 from cupyconv.planning import Plan, plan
 from cupyconv.planning.plan import largest_workspaces
@@ -180,20 +180,10 @@ def layer_reasons(layer: Layer, problem: ConvProblem) -> tuple[Reason, ...]:
 def axes_table(layer: Layer, problem: ConvProblem) -> Any:
     """Return a table of the rules of each spatial axis, such as its padding and output size."""
     table = output.table("axis", "", "")
-    if layer.is_transposed:
-        for transposed_entry in transposed.axis_reasons(problem):
-            for row in transposed.rows(transposed_entry):
-                table.add_row(*row)
-        return table
-    for entry in axis_reasons(problem):
-        rows = {
-            "padding": entry.padding,
-            "output size": entry.output,
-            "input sizes": entry.input_sizes,
-            "unread inputs": entry.unread,
-        }
-        for number, (what, text) in enumerate(rows.items()):
-            table.add_row(listed(entry.axes) if number == 0 else "", what, text)
+    entries = transposed.axis_reasons(problem) if layer.is_transposed else axis_reasons(problem)
+    for entry in entries:
+        for row in entry.rows:
+            table.add_row(*row)
     return table
 
 

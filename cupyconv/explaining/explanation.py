@@ -226,8 +226,7 @@ class Explanation:
         return page.html(self.problem, self.data, self.document, marked, self.is_transposed)
 
     def _marked(self, element: str) -> Element | None:
-        unmarked = element is None or (isinstance(element, str) and not element)
-        return None if unmarked else self.element(element)
+        return self.element(element) if element or not isinstance(element, str | None) else None
 
     def show(self, element: str = "") -> Page:
         """Show the page: below the cell in Jupyter, otherwise in a browser.
@@ -266,8 +265,8 @@ class Explanation:
                 f"got {path}",
                 "Use one of these suffixes",
             )
-        content = (self.svg if path.suffix.lower() == ".svg" else self.page)(element)
-        files.put(path, content.encode())
+        draw = self.svg if path.suffix.lower() == ".svg" else self.page
+        files.put(path, draw(element).encode())
 
     # -- text --------------------------------------------------------------------------------------
 
@@ -338,8 +337,6 @@ class Explanation:
         problem = self.problem
         reasons = transposed_layer.reasons if self.is_transposed else shapes.reasons_with_addend
         explained = reasons(problem)
-        backward = adjoints.input_gradient_axes(problem)
-        weights = adjoints.filter_gradient_axes(problem)
         return {
             "title": self.title,
             "shapes": {entry.tensor: list(entry.shape) for entry in explained},
@@ -353,10 +350,14 @@ class Explanation:
                     **shapes.axis_dict(axis),
                     "above_smallest": axis.input - axis.first_input_size_for(axis.output),
                     "unread_after": axis.unread_after,
-                    "input_gradient": _adjoint_dict(dx, axis.output, axis.stride),
-                    "filter_gradient": _adjoint_dict(dw, axis.input, 1),
+                    "input_gradient": _adjoint_dict(
+                        adjoints.input_gradient_axis(axis), axis.output, axis.stride
+                    ),
+                    "filter_gradient": _adjoint_dict(
+                        adjoints.filter_gradient_axis(axis), axis.input, 1
+                    ),
                 }
-                for axis, dx, dw in zip(problem.axes, backward, weights, strict=True)
+                for axis in problem.axes
             ],
             "passes": [
                 {"pass": pass_, "gives": RESULT[pass_], **problem.gemm(pass_)._asdict()}

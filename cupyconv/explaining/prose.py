@@ -632,10 +632,8 @@ def _table_of_axes(
     problem: ConvProblem, say: Callable[[ConvAxis], tuple[tuple[str, str], ...]]
 ) -> Table:
     """Return a table with the rows of each axis; axes with equal rows share them."""
-    rows = []
-    for parts, names in _by_text(problem, say).items():
-        for number, (label, text) in enumerate(parts):
-            rows.append((shapes.listed(names) if number == 0 else "", label, text))
+    parts = _by_text(problem, say).items()
+    rows = [row for texts, names in parts for row in shapes.rows(names, texts)]
     return Table(("", "", ""), tuple(rows))
 
 

@@ -16,11 +16,11 @@ from cupyconv.explaining.shapes import (
     Reason,
     batch_text,
     every,
-    listed,
     merged,
     one,
     over_batch,
     over_images,
+    rows,
     sized,
     smallest_input_text,
     span_text,
@@ -51,6 +51,13 @@ class TransposedAxis(NamedTuple):
     frameworks: str
     unreached: str
     receptive: str
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Rows of a table with the columns axes, rule and text; rules without text are left out."""
+        rules = ("padding", "output size", "output_padding", "elsewhere", "unreached")
+        pairs = zip((*rules, "receptive field"), self[1:], strict=True)
+        return rows(self.axes, [(rule, text) for rule, text in pairs if text])
 
 
 def output_padding(axis: ConvAxis) -> int:
@@ -132,7 +139,7 @@ def section(problem: ConvProblem) -> Section:
             Table(("tensor", "shape", "name below", "why"), tuple(tensors)),
             Table(
                 ("axis", "", ""),
-                tuple(row for entry in axis_reasons(problem) for row in rows(entry)),
+                tuple(row for entry in axis_reasons(problem) for row in entry.rows),
             ),
             *crops.blocks(problem, is_transposed=True),
         ),
@@ -148,21 +155,6 @@ def to_dict(problem: ConvProblem) -> dict[str, Any]:
         "names_in_convolution": CONVOLUTION_NAMES,
         "axes": [{**entry._asdict(), "axes": list(entry.axes)} for entry in axis_reasons(problem)],
     }
-
-
-def rows(entry: TransposedAxis) -> list[tuple[str, str, str]]:
-    """Return the rows of a table with the columns axes, rule and text."""
-    texts = {
-        "padding": entry.padding,
-        "output size": entry.output,
-        "output_padding": entry.output_padding,
-        "elsewhere": entry.frameworks,
-        "unreached": entry.unreached,
-        "receptive field": entry.receptive,
-    }
-    shown = [(rule, text) for rule, text in texts.items() if text]
-    axes = listed(entry.axes)
-    return [("" if number else axes, rule, text) for number, (rule, text) in enumerate(shown)]
 
 
 # -- one axis --------------------------------------------------------------------------------------
@@ -202,10 +194,11 @@ def _output_padding(axis: ConvAxis) -> str:
         )
     first = axis.first_input_size_for(axis.output)
     possible = range(sizes[0] - first, sizes[-1] - first + 1)
+    choices, each = interval_text(possible), f"each size from {interval_text(sizes)}"
+    if len(sizes) == 2:
+        choices = f"{possible[0]} or {possible[1]}"
+        each = f"sizes {sizes[0]} and {sizes[1]}"
     beyond = axis.of_input(sizes[-1] + 1).output
-    two = len(sizes) == 2
-    choices = f"{possible[0]} or {possible[1]}" if two else interval_text(possible)
-    each = f"sizes {sizes[0]} and {sizes[1]}" if two else f"each size from {interval_text(sizes)}"
     return (
         f"{choices}: the convolution that the layer reverses, of stride {axis.stride}, turns "
         f"{each} into {axis.output}, but size {sizes[-1] + 1} into {beyond}"
@@ -214,13 +207,12 @@ def _output_padding(axis: ConvAxis) -> str:
 
 def _frameworks(axis: ConvAxis) -> str:
     """Return a clause on the default output size of JAX and Keras, if this layer's size differs."""
+    is_same = axis.padding_mode.startswith("same")
     if axis.padding_mode == "explicit" and axis.pad_before + axis.pad_after:
         return ""
-    if axis.padding_mode.startswith("same"):
-        size, word = axis.output * axis.stride, axis.padding_mode.upper()
-    else:
-        size, word = axis.output * axis.stride, "VALID"
-        size += max(axis.effective_filter - axis.stride, 0)
+    word = axis.padding_mode.upper() if is_same else "VALID"
+    size = axis.output * axis.stride
+    size += 0 if is_same else max(axis.effective_filter - axis.stride, 0)
     if size == axis.input:
         return ""
     theirs = size - axis.first_input_size_for(axis.output)
@@ -233,11 +225,7 @@ def _unreached(axis: ConvAxis) -> str:
         return ""
     where = "between the filter's copies or taps"
     at_end = "the last one" if last == 1 else f"the last {last}"
-    if unread == last:
-        where = at_end
-    elif last:
-        where = f"{at_end} and those {where}"
-    which = f"of the {axis.input} outputs, {where}"
-    if axis.input == 1:
-        which = "output, the only one"
+    if last:
+        where = at_end if unread == last else f"{at_end} and those {where}"
+    which = f"of the {axis.input} outputs, {where}" if axis.input > 1 else "output, the only one"
     return f"{unread} {which}; y is the bias there"

@@ -82,11 +82,6 @@ class Finish(NamedTuple):
     bias: str = "none"
     activation: str | None = None
 
-    @property
-    def is_fitted(self) -> bool:
-        """Whether the scale or the bias is chosen to fit the result."""
-        return self.scale != 1 or self.bias == "fitted"
-
 
 PLAIN = Finish()
 """No step after the sum of products."""
@@ -169,12 +164,9 @@ def sizes(reading: str, shape: tuple[int, ...]) -> dict[str, int]:
 
 def data_readings(axes: int, rank: int) -> list[str]:
     """Return the readings of x or y with this number of axes."""
-    space = SPATIAL_AXES[rank]
-    return {
-        0: [space],
-        1: [f"C{space}", f"{space}C", f"N{space}"],
-        2: [f"NC{space}", f"N{space}C"],
-    }.get(axes - rank, [])
+    s = SPATIAL_AXES[rank]
+    readings = {0: [s], 1: [f"C{s}", f"{s}C", f"N{s}"], 2: [f"NC{s}", f"N{s}C"]}
+    return readings.get(axes - rank, [])
 
 
 def filter_readings(axes: int, rank: int) -> list[str]:
@@ -346,24 +338,18 @@ class Convention:
         positions in the three arrays that belong together.
         """
         views, names = self.views(arrays), self.names
-        axes: list[Any] = [
-            tuple(
-                sorted(
-                    (names[role], step)
-                    for role, axis in tie.items()
-                    if (step := _step(views[role], axis))
-                )
-            )
-            for tie in TIES
-        ]
-        spatial = {role: views[role].shape[3:] for role in "xwy"}
-        tapes = self.tapes(spatial["x"], spatial["w"], spatial["y"])
-        for axis, rule in enumerate(self.rules):
-            p, r = np.indices((spatial["y"][axis], spatial["w"][axis]))
-            h = tapes[axis][p * rule.stride + r * rule.dilation]
+        axes: list[Any] = []
+        for tie in TIES:
+            steps = ((names[role], _step(views[role], axis)) for role, axis in tie.items())
+            axes.append(tuple(sorted((name, step) for name, step in steps if step)))
+        for axis, (rule, (h_, r_, p_)) in enumerate(
+            zip(self.rules, self.spatial(arrays), strict=True)
+        ):
+            p, r = np.indices((p_, r_))
+            h = tape(p * rule.stride + r * rule.dilation - rule.pad, h_, self.mode)
             used = h >= 0
             if views["w"].strides[axis + 3] < 0:
-                r = spatial["w"][axis] - 1 - r
+                r = r_ - 1 - r
             columns = {
                 names[role]: (abs(_step(views[role], axis + 3)), each[used])
                 for role, each in {"x": h, "w": r, "y": p}.items()
@@ -371,18 +357,16 @@ class Convention:
             order = sorted(columns)
             triples = np.array([columns[name][1] for name in order])
             triples = triples[:, np.lexsort(triples)]
-            steps_ = tuple((name, columns[name][0]) for name in order)
-            if triples.shape[1] == 1 and not any(step for _, step in steps_):
-                continue  # an axis of size 1
-            axes.append((steps_, triples.shape, triples.tobytes()))
-        conjugated = tuple(
-            sorted(
-                names[role]
-                for role, is_conjugated in zip(self.factors, self.order.conjugated, strict=True)
-                if is_conjugated and views[role].dtype.kind == "c"
-            )
+            along = tuple((name, columns[name][0]) for name in order)
+            if triples.shape[1] != 1 or any(step for _, step in along):  # not an axis of size 1
+                axes.append((along, triples.shape, triples.tobytes()))
+        pairs = zip(self.factors, self.order.conjugated, strict=True)
+        conjugated = (
+            names[role]
+            for role, is_conjugated in pairs
+            if is_conjugated and views[role].dtype.kind == "c"
         )
-        return tuple(sorted(filter(None, axes), key=repr)), conjugated, self.finish
+        return tuple(sorted(filter(None, axes), key=repr)), tuple(sorted(conjugated)), self.finish
 
     def operands(self, views: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the views, with the conjugated factors conjugated."""
@@ -400,8 +384,7 @@ class Convention:
                 used.
             squared: whether to sum the squared absolute values of the products.
         """
-        role, order = self.role, self.order
-        inputs, taps, outputs = (views[key].shape[3:] for key in "xwy")
+        role, (inputs, taps, outputs) = self.role, (views[key].shape[3:] for key in "xwy")
         tapes = self.tapes(inputs, taps, outputs)
         parts = self.operands({key: views[key] for key in self.factors})
         if squared:
@@ -409,43 +392,35 @@ class Convention:
         if "x" in parts:
             parts["x"] = read(parts["x"], tapes)
         kind = np.complex128 if any(part.dtype.kind == "c" for part in parts.values()) else "f8"
-        merged = {}
         for key, part in parts.items():
-            whole = part if key == "w" else np.moveaxis(part, 0, 1)
-            axis = 0 if key == "w" else 1
-            extent: tuple[int, ...] = whole.shape
-            merged[key] = np.ascontiguousarray(
-                whole.reshape(*extent[:axis], extent[axis] * extent[axis + 1], *extent[axis + 2 :]),
-                kind,
-            )
+            groups, first, second, *space = part.shape
+            if key == "w":
+                part = part.reshape(groups * first, second, *space)
+            else:
+                part = np.moveaxis(part, 0, 1).reshape(first, groups * second, *space)
+            parts[key] = np.ascontiguousarray(part, kind)
         words: dict[str, Any] = {
             "stride": tuple(rule.stride for rule in self.rules),
             "dilation": tuple(rule.dilation for rule in self.rules),
-            "groups": order.groups,
+            "groups": self.order.groups,
         }
         shape: Any = views[role].shape
-        groups, rest = shape[0], shape[1:]
+        groups, first, second, *space = shape
+        if role != "y":  # the library conjugates the second factor of a gradient
+            parts[self.factors[1]] = parts[self.factors[1]].conj()
         with np.errstate(all="ignore"):
-            if role == "y":
-                y = operations.conv_forward(merged["x"], merged["w"], **words)
-                return np.moveaxis(y.reshape(rest[0], groups, *rest[1:]), 1, 0)
-            # The library conjugates the second factor of a gradient.
-            second = self.factors[1]
-            merged[second] = merged[second].conj()
-            extents = tuple(len(index) for index in tapes)
             if role == "w":
-                filters, channels, *_ = rest
-                dw = operations.conv_backprop_filter(
-                    merged["x"], (groups * filters, channels, *taps), merged["y"], **words
-                )
+                own = (groups * first, second, *taps)
+                dw = operations.conv_backprop_filter(parts["x"], own, parts["y"], **words)
                 return dw.reshape(shape)
-            channels = groups * rest[1]
-            dx = operations.conv_backprop_input(
-                (rest[0], channels, *extents), merged["w"], merged["y"], **words
-            )
-        for axis, (index, size) in enumerate(zip(tapes, inputs, strict=True), 2):
-            dx = _written(dx, index, size, axis)
-        return np.moveaxis(dx.reshape(rest[0], groups, *rest[1:]), 1, 0)
+            if role == "y":
+                sums = operations.conv_forward(parts["x"], parts["w"], **words)
+            else:
+                padded = (first, groups * second, *map(len, tapes))
+                sums = operations.conv_backprop_input(padded, parts["w"], parts["y"], **words)
+                for axis, (index, size) in enumerate(zip(tapes, inputs, strict=True), 2):
+                    sums = _written(sums, index, size, axis)
+        return np.moveaxis(sums.reshape(first, groups, second, *space), 1, 0)
 
     def products(
         self, views: Mapping[str, np.ndarray], index: tuple[int, ...]
@@ -481,10 +456,8 @@ class Convention:
             r = r[position : position + 1]
         h = tape(p * rule.stride + r * rule.dilation - rule.pad, inputs, self.mode)
         used = h == position if self.role == "x" else h >= 0
-        p, r = (np.broadcast_to(each, h.shape)[used].tolist() for each in (p, r))
-        first, second = {"y": (h[used].tolist(), r), "x": (p, r), "w": (p, h[used].tolist())}[
-            self.role
-        ]
+        places = {"x": h, "w": np.broadcast_to(r, h.shape), "y": np.broadcast_to(p, h.shape)}
+        first, second = (places[role][used].tolist() for role in self.factors)
         return list(zip(first, second, strict=True))
 
 

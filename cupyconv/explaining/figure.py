@@ -439,24 +439,19 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float, drawn: Scene) -> None:
     h, _, p = terms.letters(axis)
     chosen = min(1, axis.output - 1)  # an output near the border
     needed = chosen * axis.stride + axis.effective_filter
-    if needed > MOST_FOR_WINDOW:
-        needed = 0
     places = [
         None if at is None else at - axis.pad_before
-        for at in visible(axis.padded_input, MOST_IN_STRIP, needed)
+        for at in visible(
+            axis.padded_input, MOST_IN_STRIP, needed if needed <= MOST_FOR_WINDOW else 0
+        )
     ]
     at = {place: MARGIN + 60 + i * CELL for i, place in enumerate(places) if place is not None}
-    read = input_counts(axis)
-    most = max(read)
-    canvas.text(
-        MARGIN,
-        top,
+    title = (
         f"Axis {axis.name}: {counted(sizes[0], 'input')}, {counted(axis.filter, 'tap')}, "
-        f"{counted(sizes[1], 'output')}; {terms.position_text(axis)}",
-        "ink head",
+        f"{counted(sizes[1], 'output')}; {terms.position_text(axis)}"
     )
-    x_top, y_top, dx_top = top + 20, top + 20 + 4 * CELL, top + 20 + 8 * CELL
-    under = scene.window(axis, chosen)
+    canvas.text(MARGIN, top, title, "ink head")
+    x_top, y_top, dx_top = (top + 20 + row * CELL for row in (0, 4, 8))
     whole = {}  # windows that are drawn whole, by output
     for output in range(axis.output):
         window = scene.window(axis, output)
@@ -465,6 +460,8 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float, drawn: Scene) -> None:
             whole[output] = window
     for label, strip in ((f"{x_}[{h}]", x_top), (f"{y}, {dy}[{p}]", y_top), (f"{dx}[{h}]", dx_top)):
         canvas.text(MARGIN, strip + 15, label, "ink")
+    read, under = input_counts(axis), scene.window(axis, chosen)
+    most = max(read)
     for index, place in enumerate(places):
         x = MARGIN + 60 + index * CELL
         if place is None:
@@ -475,12 +472,9 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float, drawn: Scene) -> None:
         kind = ("a" if inside else "ap") if place in under else ("cell" if inside else "pad")
         fits = place < 10_000 or place == axis.input - 1
         _cell(canvas, x, x_top, (kind, str(place) if inside and fits else "", ""))
-        if not inside:
-            continue
-        count = read[place]
-        if count:
+        if inside and (count := read[place]):
             _cell(canvas, x, dx_top, ("cell", str(count), _shade(count, most)))
-        else:
+        elif inside:
             _cell(canvas, x, dx_top, ("zero", "", ""))
     for output, window in whole.items():
         middle = (at[window[0]] + at[window[-1]]) / 2
@@ -493,11 +487,10 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float, drawn: Scene) -> None:
         _cell(canvas, middle, y_top, ("a" if output == chosen else "cell", str(output), ""))
     text = f"{dx} has {counted(axis.input, 'element')}, like {x_}; a cell shows how many lines "
     text += "reach it"
-    if not all(read):
-        reason = "No window reads the hatched cells, so their gradient is zero"
-        if drawn.is_transposed:
-            reason = "No input reaches the hatched cells, so y is the bias there"
-        text += f". {reason}"
+    if not all(read) and drawn.is_transposed:
+        text += ". No input reaches the hatched cells, so y is the bias there"
+    elif not all(read):
+        text += ". No window reads the hatched cells, so their gradient is zero"
     inputs = [place for place in places if place is None or place < axis.input]
     cuts = [cut_text(h, inputs, axis.input), cut_text(p, [*whole], axis.output) if whole else ""]
     if any(cuts):

@@ -148,10 +148,10 @@ class ModelLayer(_Node):
     @property
     def passes(self) -> dict[str, str]:
         """Names of the passes that compute y, dx and dw."""
-        forward, backward = "forward", "backprop_input"
-        if self.is_transposed:
-            forward, backward = backward, forward
-        return {"y": forward, "dx": backward, "dw": "backprop_filter"}
+        passes = (
+            ("backprop_input", "forward") if self.is_transposed else ("forward", "backprop_input")
+        )
+        return dict(zip(("y", "dx", "dw"), (*passes, "backprop_filter"), strict=True))
 
     @property
     def settings(self) -> str:
@@ -168,22 +168,23 @@ class ModelLayer(_Node):
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on fusion, sharing, storage, enclosing operators and the receptive field."""
-        notes = [f"adds {self.added}"] if self.added else []
-        if self.activation:
-            notes.append(f"applies {self.activation}")
-        if self.same_filter_as is not None:
-            notes.append(f"same filter as {self.same_filter_as}")
-        elif self.same_values_as is not None:
-            notes.append(f"same stored values as {self.same_values_as}")
-        if self.filter is None:
-            notes.append("filter not stored in the file")
-        if self.has_bias and self.bias is None:
-            notes.append("bias not stored in the file")
-        notes += [f"inside {operator}" for operator in self.inside]
+        notes = [
+            (self.added, f"adds {self.added}"),
+            (self.activation, f"applies {self.activation}"),
+            (self.same_filter_as, f"same filter as {self.same_filter_as}"),
+            (
+                self.same_values_as and not self.same_filter_as,
+                f"same stored values as {self.same_values_as}",
+            ),
+            (self.filter is None, "filter not stored in the file"),
+            (self.has_bias and self.bias is None, "bias not stored in the file"),
+            *((True, f"inside {operator}") for operator in self.inside),
+        ]
+        texts = [note for applies, note in notes if applies]
         if self.fields:
             sizes, steps = ("x".join(map(str, each)) for each in zip(*self.fields, strict=True))
-            notes.append(f"receptive field {sizes}, step {steps}")
-        return tuple(notes)
+            texts.append(f"receptive field {sizes}, step {steps}")
+        return tuple(texts)
 
 
 @dataclass(frozen=True)
@@ -213,23 +214,23 @@ class UnreadLayer(_Node):
             for name, values in self.attributes.items()
             if isinstance(values, list) and all(isinstance(size, int) for size in values)
         }
-        pads = sizes.get("pads", ())
+        pads, groups = sizes.get("pads", ()), self.attributes.get("group", 1)
         half = len(pads) // 2
-        padding = tuple(zip(pads[:half], pads[half:], strict=False))
-        groups, auto_pad = self.attributes.get("group", 1), self.attributes.get("auto_pad")
         words = _settings(
             self.operator,
             sizes.get("strides", ()),
             sizes.get("output_padding", ()),
-            padding,
+            tuple(zip(pads[:half], pads[half:], strict=False)),
             sizes.get("dilations", ()),
             groups if isinstance(groups, int) else 1,
         )
+        auto_pad = self.attributes.get("auto_pad")
         if auto_pad not in (None, "", "NOTSET"):
             words.append(f"auto_pad {auto_pad}")
-        for name in ("kernel_shape", "output_shape"):
-            if sizes.get(name) and not (name == "kernel_shape" and self.filter_shape):
-                words.append(f"{name} {shape_text(sizes[name])}")
+        if not self.filter_shape and sizes.get("kernel_shape"):
+            words.append(f"kernel_shape {shape_text(sizes['kernel_shape'])}")
+        if sizes.get("output_shape"):
+            words.append(f"output_shape {shape_text(sizes['output_shape'])}")
         return ", ".join(words)
 
     @property
@@ -251,19 +252,16 @@ def _settings(
     Args:
         extra: output_padding of each axis.
     """
-    words = [operator] if operator != "Conv" else []
-    if any(step != 1 for step in stride):
-        words.append(f"stride {shape_text(stride)}")
-    if any(extra):
-        words.append(f"output_padding {shape_text(extra)}")
-    if any(map(any, padding)):
-        sides = [str(b) if b == a else f"{b}:{a}" for b, a in padding]
-        words.append(f"padding {sides[0] if len(set(sides)) == 1 else ','.join(sides)}")
-    if any(step != 1 for step in dilation):
-        words.append(f"dilation {shape_text(dilation)}")
-    if groups != 1:
-        words.append(f"groups {groups}")
-    return words
+    sides = [str(b) if b == a else f"{b}:{a}" for b, a in padding]
+    words = {
+        operator: operator != "Conv",
+        f"stride {shape_text(stride)}": set(stride) - {1},
+        f"output_padding {shape_text(extra)}": any(extra),
+        f"padding {sides[0] if len(set(sides)) == 1 else ','.join(sides)}": any(map(any, padding)),
+        f"dilation {shape_text(dilation)}": set(dilation) - {1},
+        f"groups {groups}": groups != 1,
+    }
+    return [word for word, is_changed in words.items() if is_changed]
 
 
 @dataclass(frozen=True)
@@ -397,32 +395,29 @@ def _convolutions(
         if not _CONVOLUTION.search(node.op_type):
             fields.add(visit)
             continue
-        name = node.name or next(iter(node.output), node.op_type)
-        form = form_of(node)
-        if form is None or unsupported(node):
-            nodes.append(_unread(traversal, visit, name, unsupported(node)))
-            continue
-        if not node.input or not node.output:
+        name, form, opened = node.name or next(iter(node.output), node.op_type), form_of(node), None
+        why = unsupported(node)
+        if not why and not (node.input and node.output):
             raise damaged(path, f"{name} has no inputs or no outputs")
-        if not visit.used:
-            nodes.append(_unread(traversal, visit, name, "no output of the model depends on it"))
-            continue
+        if not why and not visit.used:
+            why = "no output of the model depends on it"
         try:
-            layer = _layer(onnx, visit, form, name, traversal.open_inputs, filters)
-            field = fields.add(visit, layer.problem.axes, layer.is_transposed)
-            nodes.append(replace(layer, fields=field))
+            if form is not None and not why:
+                layer = _layer(onnx, visit, form, name, traversal.open_inputs, filters)
+                field = fields.add(visit, layer.problem.axes, layer.is_transposed)
+                nodes.append(replace(layer, fields=field))
+                continue
         except _UnknownSize as error:
             unknown.append(error)
-            why = f"{error}. {error.remedy_by_hand}"
-            nodes.append(_unread(traversal, visit, name, why, form))
+            why, opened = f"{error}. {error.remedy_by_hand}", form
         except _Unsupported as error:
-            nodes.append(_unread(traversal, visit, name, str(error)))
+            why = str(error)
         except (ConvError, ConvTypeError) as error:
             if not visit.inside:
                 raise
             fault = f"{error.rule}: {error.values}" if isinstance(error, ConvError) else f"{error}"
             why = f"{fault.removeprefix(f'{name}: ')} (a branch that does not run may be invalid)"
-            nodes.append(_unread(traversal, visit, name, why))
+        nodes.append(_unread(traversal, visit, name, why, opened))
     return Model(traversal.inputs, tuple(nodes)), unknown
 
 
@@ -481,22 +476,21 @@ def _open_shapes(node: Any, name: str, form: Form, x: Shape, w: Shape) -> tuple[
         return x, ()
     attributes = _attributes(name, node)
     _, w = _in_standard_order(form, x, w, attributes)
-    own = x or ("?",) * len(w)
-    x = form.in_standard_order(own)
+    batch, known, *sizes = form.in_standard_order(x or ("?",) * len(w))
     channels = _input_channels(form, w, attributes)
-    if isinstance(channels, int):
-        x = (x[0], x[1] if isinstance(x[1], int) else channels, *x[2:])
+    if isinstance(channels, int) and not isinstance(known, int):
+        known = channels
+    x = (batch, known, *sizes)
     filled = tuple(size if isinstance(size, int) else _ANY_SIZE for size in x)
-    is_transposed = form.operator == "ConvTranspose"
     try:
         problem = _standard_problem(form, filled, w, "float32", attributes)
     except CupyconvError:
         return form.in_own_order(x), ()
-    y: Shape = problem.input_shape if is_transposed else problem.output_shape
-    named = (x[0] if not isinstance(x[0], int) else y[0], y[1])
-    pairs = zip(x[2:], y[2:], strict=True)
-    y = (*named, *("?" if not isinstance(size, int) else out for size, out in pairs))
-    return form.in_own_order(x), form.in_own_order(y)
+    y = problem.input_shape if form.operator == "ConvTranspose" else problem.output_shape
+    pairs = zip(sizes, y[2:], strict=True)
+    outputs = ("?" if not isinstance(size, int) else out for size, out in pairs)
+    named = batch if not isinstance(batch, int) else y[0]
+    return form.in_own_order(x), form.in_own_order((named, y[1], *outputs))
 
 
 def _standard_problem(
@@ -590,12 +584,10 @@ def _example(
         return ""
     partial = ""
     for likely in _LIKELY_SIZES[rank]:
-        guesses = [
-            size if isinstance(size, int) else guess
-            for size, guess in zip(unknown.shape, (1, "?", *likely), strict=True)
-        ]
+        pairs = zip(unknown.shape, (1, "?", *likely), strict=True)
+        guesses = (size if isinstance(size, int) else guess for size, guess in pairs)
         shape = tuple(size for size in guesses if isinstance(size, int))
-        if len(shape) < len(guesses):
+        if len(shape) < len(unknown.shape):
             return ""
         try:
             result, others = _convolutions(onnx, path, model, {**sizes, unknown.tensor: shape})
@@ -638,21 +630,19 @@ def _inlined(path: str | Path, model: Any) -> Any:
         return model
     try:
         count = expanded_nodes(model)
-    except ValueError as error:
-        raise damaged(path, f"its functions cannot be expanded ({error})") from None
-    if count > MOST_NODES:
-        raise ConvError(
-            f"a model must have at most {MOST_NODES:,} nodes with its functions expanded",
-            f"{path} has {count:,}" if count < 10**18 else f"{path} has more than 10^18",
-            "Use a part of the model",
-        )
-    mark_stored_values(model)
-    try:
+        if count > MOST_NODES:
+            raise ConvError(
+                f"a model must have at most {MOST_NODES:,} nodes with its functions expanded",
+                f"{path} has {count:,}" if count < 10**18 else f"{path} has more than 10^18",
+                "Use a part of the model",
+            )
+        mark_stored_values(model)
         return import_module("onnx.inliner").inline_local_functions(model)
+    except ConvError:
+        raise
     except Exception as error:
-        raise damaged(
-            path, f"its functions cannot be expanded ({' '.join(str(error).split())[:160]})"
-        ) from None
+        why = " ".join(str(error).split())[:160]
+        raise damaged(path, f"its functions cannot be expanded ({why})") from None
 
 
 def _require_texts(path: str | Path, message: Any) -> None:

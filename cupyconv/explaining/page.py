@@ -217,7 +217,7 @@ def _is_kept(drawn: Scene, tensor: str, k: int, c: int, kept: Kept) -> bool:
 
 def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
     """Return the data of the page: the first layer, its first elements, its values, and limits."""
-    problem, data, reverses = drawn.problem, drawn.data, drawn.is_transposed
+    problem, data = drawn.problem, drawn.data
     reason, knobs = _no_knobs(problem), _knobs(problem, data)
     numbers = sum(map(prod, (problem.input_shape, problem.filter_shape, problem.output_shape)))
     computes = (
@@ -233,7 +233,6 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
     if computes and len(json.dumps(library)) > _MOST_RESULTS:
         library = {tensor: _packed(drawn, tensor, "pair", 10) for tensor in known}
     values: dict[str, Any] = {}
-    origin = (0,) * (2 + problem.spatial_rank)
     if not computes:
         for tensor in OPERANDS:
             if tensor not in drawn.missing:
@@ -242,21 +241,17 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
             if isinstance(data, Values) and _leaves_out(drawn, tensor):
                 exact = data.compute(tensor, "float64")
                 values[tensor] = _packed(drawn, tensor, kept, 17, exact)
+    origin = (0,) * (2 + problem.spatial_rank)
     where = f", where {', '.join(map(position_text, problem.axes))}"
+    directions = {}
+    for tensor, direction in drawn.directions.items():
+        element = Element(problem, tensor, origin, is_transposed=drawn.is_transposed)
+        directions[tensor] = {"at": direction.at, "rule": element.rule + where}
     return {
-        "opened": drawn.opened,
-        "image": drawn.image,
-        "k": drawn.k,
-        "c": drawn.c,
-        "directions": {
-            tensor: {
-                "at": direction.at,
-                "rule": Element(problem, tensor, origin, is_transposed=reverses).rule + where,
-            }
-            for tensor, direction in drawn.directions.items()
-        },
+        **{name: getattr(drawn, name) for name in ("opened", "image", "k", "c")},
+        "directions": directions,
         "passes": {name: each.pass_._asdict() for name, each in drawn.directions.items()},
-        "isTransposed": reverses,
+        "isTransposed": drawn.is_transposed,
         "dtype": problem.dtype,
         "knobs": knobs,
         "noKnobs": reason,

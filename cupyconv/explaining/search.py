@@ -143,6 +143,11 @@ class Comparison:
         return LEVELS.index(self.level) if self.level else len(LEVELS)
 
     @property
+    def is_fitted(self) -> bool:
+        """Whether the scale or the bias is chosen to fit the result."""
+        return self.convention.finish.scale != 1 or self.convention.finish.bias == "fitted"
+
+    @property
     def merit(self) -> tuple[float, float]:
         """Sort key that grows with the agreement, for comparisons that do not fit."""
         return self.agreeing / max(self.compared, 1), -self.error
@@ -250,28 +255,21 @@ class Search:
                 later += [(distance, near) for near in found if near.share >= _AGREEING]
             while later and distance > later[0][0] + NEARBY and not self._is_found:
                 self._consider(*later.pop(0))
-        if not self._is_found:
-            for distance, near in later:
+        for distance, near in [] if self._is_found else later:
+            self._consider(distance, near)
+        for distance, sample in [] if self.fits else self._samples(jobs, MODES[1:], advance):
+            for near in sample.candidates(plain):
                 self._consider(distance, near)
-        if not self.fits:
-            for distance, sample in self._samples(jobs, MODES[1:], advance):
-                for near in sample.candidates(plain):
-                    self._consider(distance, near)
-        if not self.fits:
-            for near in self._nearest:
-                self._weigh(inf, near.convention)
+        for near in [] if self.fits else self._nearest:
+            self._weigh(inf, near.convention)
         # Conventions that fit only roughly do not count beside those that fit to rounding.
         finest = min((fit.place for fit in self.fits), default=0)
-        self.fits = [fit for fit in self.fits if fit.place <= max(finest, self.usual)]
+        fits = [fit for fit in self.fits if fit.place <= max(finest, self.usual)]
         # Wherever plain sums fit roughly, fitted ones do, too: they count if they are much closer.
-        errors = [fit.error for fit in self.fits if not fit.convention.finish.is_fitted]
+        errors = [fit.error for fit in fits if not fit.is_fitted]
         if finest > self.usual and errors:
-            self.fits = [
-                fit
-                for fit in self.fits
-                if not fit.convention.finish.is_fitted or 2 * fit.error < min(errors)
-            ]
-        self.fits.sort(key=lambda fit: self.distance(fit.convention))
+            fits = [fit for fit in fits if not fit.is_fitted or 2 * fit.error < min(errors)]
+        self.fits = sorted(fits, key=lambda fit: self.distance(fit.convention))
 
     @property
     def _is_found(self) -> bool:
@@ -290,8 +288,9 @@ class Search:
             advance(place / len(jobs))
             if distance > self._limit or self.too_many:
                 return
+            role = Convention(self.result, job.is_transposed, job.order, ()).role
             for mode in modes:
-                if mode != "zeros" and (distance > 2 or self._role(job) == "x"):
+                if mode != "zeros" and (distance > 2 or role == "x"):
                     continue
                 sample = _Sample(self, job._replace(mode=mode))
                 if work + sample.cost > MOST_WORK:
@@ -332,9 +331,6 @@ class Search:
         self._limit = min(self._limit, distance + NEARBY)
         return found
 
-    def _role(self, job: _Job) -> str:
-        return Convention(self.result, job.is_transposed, job.order, ()).role
-
     def _finishes(self) -> tuple[list[Finish], list[Finish]]:
         """Return the common steps after the sum, and others."""
         result = self.tensors[self.result]
@@ -344,17 +340,17 @@ class Search:
             return [PLAIN], scaled
         is_real = result.dtype.kind != "c"
         biases = ["none"] if self.bias is None else ["given", "none"]
-        may_be_relu = is_real and not (result < 0).any()
-        words = [self.activation, *["relu"] * may_be_relu, None]
-        plain = [Finish(1.0, bias, word) for word in words for bias in biases]
+        relu = ["relu"] if is_real and not (result < 0).any() else []
+        words = (self.activation, *relu, None)
+        plain = list(dict.fromkeys(Finish(1.0, bias, word) for word in words for bias in biases))
         if not scaled:
-            return list(dict.fromkeys(plain)), []
-        other = [*scaled, Finish(bias="fitted")]
-        if may_be_relu:
-            other.append(Finish(bias="fitted", activation="relu"))
-        if is_real:
-            other += [Finish(1.0, bias, word) for bias in biases for word in ("silu", "gelu")]
-        return list(dict.fromkeys(plain)), other
+            return plain, []
+        curved = product(biases, ("silu", "gelu") if is_real else ())
+        return plain, [
+            *scaled,
+            *(Finish(1.0, "fitted", word) for word in (None, *relu)),
+            *(Finish(1.0, bias, word) for bias, word in curved),
+        ]
 
     # -- candidates --------------------------------------------------------------------------------
 
@@ -755,8 +751,7 @@ class _Sample:
     @cached_property
     def cost(self) -> float:
         """Number of multiply-adds of the window."""
-        w, y = (self.views[role].shape for role in "wy")
-        products = {"y": prod(w[2:]), "x": w[1] * prod(w[3:]), "w": y[1] * prod(y[3:])}[self.role]
+        products = _term_count(self.probe, self.views)
         return float(products * prod(e for _, e in self._extents) * len(self.block.seconds))
 
     def _compute(self) -> None:

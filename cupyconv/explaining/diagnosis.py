@@ -12,21 +12,8 @@ import numpy as np
 
 from cupyconv import arrays, formats
 from cupyconv.errors import ConvError, ConvTypeError, python_argument, require_word
-from cupyconv.explaining import translate
-from cupyconv.explaining.conventions import (
-    PLAIN,
-    ROLES,
-    Convention,
-    Finish,
-    Order,
-    Rule,
-    axes_text,
-    missing_after,
-    named_pair,
-    sizes,
-    span,
-    usual_conjugation,
-)
+from cupyconv.explaining import conventions, translate
+from cupyconv.explaining.conventions import PLAIN, Convention, Finish, Order, Rule, axes_text
 from cupyconv.explaining.search import LEAST_EVIDENCE, ROUNDINGS, Comparison, Search
 from cupyconv.explaining.shapes import listed
 from cupyconv.explaining.terms import SHOWN_FIRST, SHOWN_LAST, counted_large, indexed, plain
@@ -223,7 +210,7 @@ def _claim(
     output_padding: Any,
 ) -> tuple[Convention | None, str]:
     """Return the convention that the arguments describe, or the reason why they do not fit."""
-    names = ROLES[result, transposed]
+    names = conventions.ROLES[result, transposed]
     shapes = {role: tensors[name].shape for role, name in names.items()}
     axes = len(shapes["w"])
     is_plain = axes < 3 and all(len(shape) == axes for shape in shapes.values())
@@ -243,7 +230,7 @@ def _claim(
             if len(readings[role]) != axes:
                 has = counted(axes, "axis", "axes")
                 return None, f"{names[role]} has {has}, and {word} has {len(word)}"
-            known = sizes(readings[role], shapes[role])
+            known = conventions.sizes(readings[role], shapes[role])
             full[role] = tuple(known.get(letter, 1) for letter in word)
         if transposed and (result == "y" or output_padding is not None):
             size: dict[str, Any] = {"input_shape": full["x"]} if output_padding is None else {}
@@ -261,7 +248,7 @@ def _claim(
             )
     except ConvError as error:
         return None, f"{error.rule}: {error.values}"
-    flipped, conjugated = (False,) * rank, usual_conjugation(result, transposed)
+    flipped, conjugated = (False,) * rank, conventions.usual_conjugation(result, transposed)
     order = Order(**readings, groups=problem.groups, flipped=flipped, conjugated=conjugated)
     rules = tuple(Rule(axis.stride, axis.dilation, axis.pad_before) for axis in problem.axes)
     return Convention(result, transposed, order, rules), ""
@@ -359,10 +346,10 @@ class Finding:
     @cached_property
     def claimed_settings(self) -> dict[str, str]:
         """Properties that your arguments name, keyed by their names."""
-        best = self.best
+        search, layer, best = self.search, self.layer, self.best
         if best is None:
             return {}
-        search, layer, order = self.search, self.layer, best.convention.order
+        order, names = best.convention.order, best.convention.names
         data = _quiet_format(formats.resolve_data_format, layer["data_format"], order.rank)
         filters = _quiet_format(
             formats.resolve_filter_format, layer["filter_format"], order.rank, data
@@ -370,9 +357,8 @@ class Finding:
         settings = {
             "layer": "transposed" if search.is_transposed else "convolution",
             "filter": "not flipped",
+            **{k: axes_text(layer[k]) for k in ("stride", "padding", "dilation", "groups")},
         }
-        for key in ("stride", "padding", "dilation", "groups"):
-            settings[key] = axes_text(layer[key])
         if self.result == "y":
             settings["bias"] = "none" if search.bias is None else "added"
             settings["activation"] = search.activation or "none"
@@ -381,21 +367,18 @@ class Finding:
         elif "output_padding" in self.settings:
             settings["output_padding"] = self.settings["output_padding"]
         if "conjugated" in self.settings:
-            usual = usual_conjugation(self.result, search.is_transposed)
-            settings["conjugated"] = self._conjugated(
-                replace(order, conjugated=usual), best.convention
-            )
+            usual = conventions.usual_conjugation(self.result, search.is_transposed)
+            settings["conjugated"] = self._conjugated(usual, best.convention)
         for role, word in {"x": data, "w": filters, "y": data}.items():
             found = getattr(order, role)
             # An array without a batch or channel axis has the rest of the format.
             rest = "".join(letter for letter in word if letter in found)
-            name = best.convention.names[role]
-            settings[f"order of {name}"] = rest if len(rest) == len(found) else word
+            settings[f"order of {names[role]}"] = rest if len(rest) == len(found) else word
         return settings
 
-    def _conjugated(self, order: Order, convention: Convention) -> str:
+    def _conjugated(self, which: tuple[bool, bool], convention: Convention) -> str:
         """Return the names of the conjugated factors."""
-        pairs = zip(convention.factors, order.conjugated, strict=True)
+        pairs = zip(convention.factors, which, strict=True)
         names = [convention.names[role] for role, is_conjugated in pairs if is_conjugated]
         return listed(names) if names else "none"
 
@@ -416,7 +399,9 @@ class Finding:
         }
         if convention.is_transposed:
             axes = zip(pairs, convention.rules, convention.spatial(tensors), strict=True)
-            extra = [after - missing_after(rule, *size) for (_, after), rule, size in axes]
+            extra = [
+                after - conventions.missing_after(rule, *size) for (_, after), rule, size in axes
+            ]
             settings["output_padding"] = axes_text(extra)
         settings["padding values"] = convention.mode
         if convention.mode == "edge" and max(map(max, pairs)) == 1:
@@ -424,7 +409,7 @@ class Finding:
         for role in order.interleaved:
             settings[f"channels of {names[role]}"] = "interleaved between the groups"
         if any(array.dtype.kind == "c" for array in tensors.values()):
-            settings["conjugated"] = self._conjugated(order, convention)
+            settings["conjugated"] = self._conjugated(order.conjugated, convention)
         if self.result == "y":
             settings["bias"] = _BIASES[finish.bias]
             settings["activation"] = finish.activation or "none"
@@ -442,7 +427,7 @@ class Finding:
         for rule, (h, r, p), pair, stride in zip(
             convention.rules, convention.spatial(tensors), pairs, known, strict=False
         ):
-            room = h + sum(pair) - span(rule, r) + 1
+            room = h + sum(pair) - conventions.span(rule, r) + 1
             strides.append(max(stride, rule.stride, room) if p == 1 else rule.stride)
         return strides
 
@@ -635,10 +620,10 @@ class Finding:
             letters, convention.rules, convention.spatial(self.search.tensors), strict=True
         ):
             for size in (*range(h, h + 4), *range(h, 0, -1)):
-                pairs: Any = [named_pair(word, rule, size, r) for word in words]
+                pairs: Any = [conventions.named_pair(word, rule, size, r) for word in words]
                 if None in pairs:
                     return ""
-                room = [size + b + a - span(rule, r) for b, a in pairs]
+                room = [size + b + a - conventions.span(rule, r) for b, a in pairs]
                 ends = [(b, n // rule.stride) for (b, _), n in zip(pairs, room, strict=True)]
                 if min(room) >= 0 and ends[0] != ends[1]:
                     return f"; they differ for an input of {letter} = {size}"
@@ -874,20 +859,20 @@ def _rearranged(finding: Finding, convention: Convention, role: str, target: str
     kept = [letter for letter in wanted if letter in reading]
     there = tuple(reading.index(letter) for letter in kept)
     back = tuple(kept.index(letter) for letter in reading)
-    shape = tuple(array.shape[place] for place in there)
-    sizes = dict(zip(kept, shape, strict=True))
+    sizes = {letter: array.shape[place] for letter, place in zip(kept, there, strict=True)}
+    shape = tuple(sizes.values())
     sizes["O"] = sizes.get("O", sizes.get("G", 1) * sizes.get("M", 1))
     full = tuple(sizes.get(letter, 1) for letter in target)
     # Pairs: a call for an operand, and its inverse for a result.
     steps = []
-    if there != back or there != tuple(sorted(there)):
+    if there != tuple(sorted(there)):
         steps.append((f".transpose{there}", f".transpose{back}"))
     if role in order.interleaved:
         axis = target.index("O" if role == "w" else "C")
-        pair = full[axis] // order.groups, order.groups
-        split = f".reshape{(*full[:axis], *pair, *full[axis + 1 :])}.swapaxes({axis}, {axis + 1})"
-        merge = f".reshape{(*full[:axis], *pair[::-1], *full[axis + 1 :])}"
-        merge = f"{merge}.swapaxes({axis}, {axis + 1})"
+        begin, inner, end = full[:axis], full[axis] // order.groups, full[axis + 1 :]
+        swap = f".swapaxes({axis}, {axis + 1})"
+        split = f".reshape{(*begin, inner, order.groups, *end)}{swap}"
+        merge = f".reshape{(*begin, order.groups, inner, *end)}{swap}"
         steps.append((f"{split}.reshape{full}", f"{merge}.reshape{shape}"))
     elif shape != full:
         steps.append((f".reshape{full}", f".reshape{shape}"))

@@ -18,21 +18,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from cupyconv.errors import ConvError, ConvTypeError, CupyconvError, install_command
+from cupyconv.explaining import onnx_graph
 from cupyconv.explaining.onnx_fields import Fields
 from cupyconv.explaining.onnx_file import damaged, other_kind, read_content
-from cupyconv.explaining.onnx_graph import (
-    MOST_NODES,
-    Scope,
-    Shape,
-    Stored,
-    Traversal,
-    Visit,
-    expanded_nodes,
-    mark_stored_values,
-    open_shape_text,
-    open_unusable_sizes,
-    set_named_sizes,
-)
+from cupyconv.explaining.onnx_graph import MOST_NODES, Scope, Shape, Stored, Traversal, Visit
 from cupyconv.explaining.onnx_operators import (
     FUSED_ATTRIBUTES,
     OWN_DOMAINS,
@@ -368,8 +357,8 @@ def read(
         raise other_kind(path, content) or damaged(path, "it has no graph")
     _require_texts(path, model)
     model = _inlined(path, model)
-    open_unusable_sizes(model.graph)
-    sizes = set_named_sizes(model.graph, dict(inputs or {}))
+    onnx_graph.open_unusable_sizes(model.graph)
+    sizes = onnx_graph.set_named_sizes(model.graph, dict(inputs or {}))
     result, unknown = _convolutions(onnx, path, model, sizes)
     if not unknown:
         return result
@@ -629,14 +618,14 @@ def _inlined(path: str | Path, model: Any) -> Any:
     if not model.functions:
         return model
     try:
-        count = expanded_nodes(model)
+        count = onnx_graph.expanded_nodes(model)
         if count > MOST_NODES:
             raise ConvError(
                 f"a model must have at most {MOST_NODES:,} nodes with its functions expanded",
                 f"{path} has {count:,}" if count < 10**18 else f"{path} has more than 10^18",
                 "Use a part of the model",
             )
-        mark_stored_values(model)
+        onnx_graph.mark_stored_values(model)
         return import_module("onnx.inliner").inline_local_functions(model)
     except ConvError:
         raise
@@ -831,7 +820,7 @@ def _dtype(onnx: Any, number: int) -> str:
 
 def _text(shape: Shape) -> str:
     """Return a shape for a message."""
-    return open_shape_text(shape) or "unknown shape"
+    return onnx_graph.open_shape_text(shape) or "unknown shape"
 
 
 def _is_numbers(shape: Shape) -> bool:

@@ -39,13 +39,12 @@ _MOST_COUNTED = 2**53
 _SCRIPTS = ("rules.js", "tensors.js", "scenes.js", "page.js", "knobs.js", "stories.js")
 """Scripts of the page, in the order in which they run."""
 
-_MOST_PAIRS = 200_000
-"""Largest number of (output, tap) pairs on an axis for which a page has knobs (hand-set)."""
-
 MOST_NUMBERS, MOST_PRODUCTS = 200_000, 40_000_000
 """Largest number of elements of x, w and dy together, and of products in a pass, for which the
-page's script computes all values (hand-set): 32 million products take 0.8 s in Chromium on one CPU
-core (measured)."""
+page's script computes all values; and of (output, tap) pairs on an axis with knobs (hand-set).
+
+32 million products take 0.8 s in Chromium on one CPU core (measured).
+"""
 
 _MOST_RESULTS = 40_000
 """Largest number of characters of the library's results on a page whose script computes all values
@@ -335,10 +334,10 @@ def _number(value: float, digits: int) -> float | int | str:
 def _no_knobs(problem: ConvProblem) -> str:
     """Return why the page of a layer has no knobs; empty if it has knobs."""
     for axis in problem.axes:
-        if axis.filter * axis.output > _MOST_PAIRS:
+        if axis.filter * axis.output > MOST_NUMBERS:
             return (
                 f"This page has no knobs: axis {axis.name} has {axis.filter:,} taps and "
-                f"{axis.output:,} outputs. The knobs support at most {_MOST_PAIRS:,} pairs of a "
+                f"{axis.output:,} outputs. The knobs support at most {MOST_NUMBERS:,} pairs of a "
                 "tap and an output."
             )
         if max(axis.stride, axis.dilation) > _MOST_COUNTED:

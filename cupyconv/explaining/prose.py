@@ -414,25 +414,24 @@ def _around(problem: ConvProblem) -> Section:
 
 def _input_gradient(problem: ConvProblem) -> Section:
     axes = adjoints.input_gradient_axes(problem)
-    names = "".join(axis.name for axis in problem.axes)
+    names = shapes.listed([axis.name for axis in problem.axes])
     spread = f"dy with {_zeros(problem)} between neighbours" if max(problem.stride) > 1 else "dy"
     filters = "conj(w)" if problem.is_complex else "w"
     within = " in each group" if problem.groups > 1 else ""
-    flip = f"{filters} flipped along {shapes.listed(names)}, with its channel axes swapped{within}"
     dilation = f", dilation {shapes.one(problem.dilation)}" if max(problem.dilation) > 1 else ""
-    lines = [
-        "dx = correlate(",
-        f"  {spread},",
-        f"  {flip},",
-        f"  stride 1{dilation}, padding {shapes.pairs([axis.padding for axis in axes])})",
-    ]
-    table = _table_of_axes(problem, _dx_rows)
+    formula = (
+        f"dx = correlate(\n  {spread},\n"
+        f"  {filters} flipped along {names}, with its channel axes swapped{within},\n"
+        f"  stride 1{dilation}, padding {shapes.pairs([axis.padding for axis in axes])})"
+    )
     text = (
         "The channel axes of w are swapped because dx sums over k, while y sums over c. A span is "
         "an extent after dilation."
     )
-    blocks: tuple[Block, ...] = (Verbatim("\n".join(lines)), Paragraph(text), *_crops(axes), table)
-    return Section("dx as a convolution", blocks)
+    table = _table_of_axes(problem, _dx_rows)
+    return Section(
+        "dx as a convolution", (Verbatim(formula), Paragraph(text), *_crops(axes), table)
+    )
 
 
 def _dx_rows(axis: ConvAxis) -> tuple[tuple[str, str], ...]:
@@ -449,27 +448,23 @@ def _dx_rows(axis: ConvAxis) -> tuple[tuple[str, str], ...]:
 def _filter_gradient(problem: ConvProblem) -> Section:
     axes = adjoints.filter_gradient_axes(problem)
     stride, dilation = shapes.one(problem.stride), shapes.one(problem.dilation)
+    first = "conj(x[c])" if problem.is_complex else "x[c]"
     second = f"dy[k], dilated by {stride}," if max(problem.stride) > 1 else "dy[k]"
-    lines = [
-        "dw[k,c] = correlate(",
-        "  conj(x[c])," if problem.is_complex else "  x[c],",
-        f"  {second} as the filter,",
-        f"  stride {dilation}, padding {shapes.pairs([axis.padding for axis in axes])})",
-    ]
-    roles = (
+    formula = (
+        f"dw[k,c] = correlate(\n  {first},\n  {second} as the filter,\n"
+        f"  stride {dilation}, padding {shapes.pairs([axis.padding for axis in axes])})"
+    )
+    text = (
         "Stride and dilation swap roles. For the next element of dw, the window on x moves by "
         f"{dilation} (the dilation). Within a window, neighbouring elements of dy multiply "
         f"elements of x that are {stride} apart (the stride)."
     )
     if problem.N > 1:
-        roles += f" Images play the role of channels: the sum is over the {problem.N} images."
-    blocks: tuple[Block, ...] = (
-        Verbatim("\n".join(lines)),
-        Paragraph(roles),
-        *_crops(axes),
-        _table_of_axes(problem, _dw_rows),
+        text += f" Images play the role of channels: the sum is over the {problem.N} images."
+    table = _table_of_axes(problem, _dw_rows)
+    return Section(
+        "dw as a convolution", (Verbatim(formula), Paragraph(text), *_crops(axes), table)
     )
-    return Section("dw as a convolution", blocks)
 
 
 def _dw_rows(axis: ConvAxis) -> tuple[tuple[str, str], ...]:

@@ -431,17 +431,16 @@ def _linked(rule: ConvAxis, chosen: int, limits: Limits) -> tuple[Places, Places
         places = {first, 0, rule.input - 1, end - 1}
         for output in outputs:
             under = window(rule, output)
-            places |= set(range(under[0], under[-1] + 1)) if whole else {under[0], under[-1]}
+            places |= {*range(under[0], under[-1] + 1)} if whole else {under[0], under[-1]}
         inputs = with_gaps(place for place in places if first <= place < end)
         if len(inputs) <= limits.places:
             break
     outputs.add(rule.output - 1)  # draw the last output even without its window
-    if whole:  # add the outputs whose windows are already drawn
-        drawn = {place for place in inputs if place is not None}
-        for place in drawn:
-            output, rest = divmod(place + rule.pad_before, rule.stride)
-            if rest == 0 and 0 <= output < rule.output and drawn.issuperset(window(rule, output)):
-                outputs.add(output)
+    drawn = {place for place in inputs if place is not None}
+    for place in drawn if whole else ():  # add the outputs whose windows are already drawn
+        output, rest = divmod(place + rule.pad_before, rule.stride)
+        if rest == 0 and 0 <= output < rule.output and drawn.issuperset(window(rule, output)):
+            outputs.add(output)
     return with_gaps(outputs), inputs
 
 

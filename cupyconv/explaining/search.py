@@ -587,13 +587,13 @@ class Search:
             scale = next(near, fitted)
             convention = convention.with_finish(scale=scale)
             sums, sizes = sums * scale, sizes * abs(scale)
+        if finish.bias == "given":
+            add = self.bias_view(convention)
+            add = add[:, :, places[2]] if 2 in places else add
+        elif finish.bias == "fitted":
+            bias = _fitted_bias(values, sums, finish.activation)
+            add, bias = bias[:, None, :], bias.ravel()
         if finish.bias != "none":
-            if finish.bias == "given":
-                add = self.bias_view(convention)
-                add = add[:, :, places[2]] if 2 in places else add
-            else:
-                bias = _fitted_bias(values, sums, finish.activation)
-                add, bias = bias[:, None, :], bias.ravel()
             add = add.reshape(*add.shape, *(1,) * (sums.ndim - 3))
             sums, sizes = sums + add, sizes + abs(add)
         if finish.activation is not None:
@@ -721,11 +721,10 @@ class _Sample:
     """Sampled elements of a result, and their values for all paddings of a job."""
 
     def __init__(self, search: Search, job: _Job) -> None:
-        self.search, self.job = search, job
+        self.search, self.job, self.tried = search, job, 0
         self.probe = Convention(search.result, job.is_transposed, job.order, (), mode=job.mode)
         self.views = self.probe.views(search.tensors)
         self.role = self.probe.role
-        self.tried = 0
         view = self.views[self.role]
         key = _layout(view), view.__array_interface__["data"][0]
         if key not in search.blocks:
@@ -740,9 +739,8 @@ class _Sample:
     def _extents(self) -> list[tuple[int, int]]:
         """First position and extent of the window along each axis."""
         extents = []
-        for options, begin, size in zip(
-            self.job.options, self.block.begin, self.block.shape[1:], strict=True
-        ):
+        sizes = zip(self.job.options, self.block.begin, self.block.shape[1:], strict=True)
+        for options, begin, size in sizes:
             step, pads = self._step(options), (min(options.pads), max(options.pads))
             low, high = pads if self.role == "x" else (-pads[1], -pads[0])
             extents.append((begin * step + low, (size - 1) * step + high - low + 1))
@@ -759,20 +757,21 @@ class _Sample:
         _, first, kept, *_ = self.block
         views = self.probe.operands(self.views)
         x, w, y = (views[role][self.block.group] for role in "xwy")
+        sizes = zip(x.shape[2:], w.shape[2:], y.shape[2:], strict=True)
         tapes, steps = [], []
-        for (begin, extent), (stride, dilation, _), h, r, p in zip(
-            self._extents, self.job.options, x.shape[2:], w.shape[2:], y.shape[2:], strict=True
+        for (begin, extent), (stride, dilation, _), (h, r, p) in zip(
+            self._extents, self.job.options, sizes, strict=True
         ):
             number, step = (p, stride) if self.role == "w" else (r, dilation)
+            steps.append(step)
             reach = (number - 1) * step
-            begin -= reach if self.role == "x" else 0
-            index = np.arange(begin, begin + extent + reach)
             if self.role == "x":  # outputs, with stride - 1 zeros between two of them
+                index = np.arange(begin - reach, begin + extent)
                 index = np.where(index % stride == 0, index // stride, -1)
                 tapes.append(conventions.tape(index, p, "zeros"))
             else:
+                index = np.arange(begin, begin + extent + reach)
                 tapes.append(conventions.tape(index, h, self.job.mode))
-            steps.append(step)
         # The axes are the contracted one, the chosen channels in one of the arrays, and space.
         if self.role == "y":
             source, weights = x[first][:, None], w[kept].swapaxes(0, 1)

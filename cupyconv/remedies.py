@@ -20,8 +20,8 @@ MOST_ALIKE = 2
 """Largest number of changes of one kind that an error offers (hand-set).  The kinds are the memory
 order; padding and stride; and pairs of changes."""
 
-MOST_OTHERS = 4
-"""Largest number of changes other than of the memory order that an error offers (hand-set)."""
+MOST_OTHERS = 2 * MOST_ALIKE
+"""Largest number of changes other than of the memory order that an error offers."""
 
 MOST_STRIDE = 64
 """Largest stride that a message suggests (hand-set)."""

@@ -493,27 +493,27 @@ def paddings(
         is_transposed: whether inputs may be as many as output_padding permits.
     """
     axes = list(zip(rules, spatial, strict=True))
-    after = [missing_after(rule, *size) for rule, size in axes]
     before = [rule.pad for rule in rules]
     found = {}
     for word in dict.fromkeys((axes_text(before), "same", "same_lower", "causal", "full")):
         pairs = tuple(
             named_pair(word, rule, h, r) or (rule.pad, rule.pad) for rule, (h, r, _) in axes
         )
-        is_same = word.startswith("same")
         if word in ("causal", "full") and not any(map(any, pairs)):
             continue
-        for (b, a), (rule, (_, _, outputs)), least in zip(pairs, axes, after, strict=True):
+        for (b, a), (rule, size) in zip(pairs, axes, strict=True):
+            is_same, least = word.startswith("same"), missing_after(rule, *size)
             most = max(rule.dilation * (is_transposed and not is_same), rule.stride) - 1
-            is_determined = outputs > 1 or is_same
+            is_determined = size[2] > 1 or is_same
             if b != rule.pad or b < 0 or a < least or (is_determined and a > least + most):
                 break
         else:
             found[word] = pairs
     if not found:
+        after = [missing_after(rule, *size) for rule, size in axes]
         ends = tuple(
-            (b, a if size[2] > 1 and a < 1 - rule.stride else max(a, 0))
-            for b, a, (rule, size) in zip(before, after, axes, strict=True)
+            (rule.pad, a if size[2] > 1 and a < 1 - rule.stride else max(a, 0))
+            for a, (rule, size) in zip(after, axes, strict=True)
         )
         found[axes_text(ends)] = ends
     return found

@@ -19,7 +19,14 @@ from cupyconv.explaining.shapes import listed
 from cupyconv.explaining.terms import SHOWN_FIRST, SHOWN_LAST, counted_large, indexed, plain
 from cupyconv.formats import SPATIAL_AXES
 from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
-from cupyconv.problem import ITEMSIZE, ConvProblem, counted, require_output, shape_text
+from cupyconv.problem import (
+    ITEMSIZE,
+    ConvOptions,
+    ConvProblem,
+    counted,
+    require_output,
+    shape_text,
+)
 from cupyconv.remedies import Names
 
 OPERANDS = {"y": ("x", "w"), "dx": ("w", "dy"), "dw": ("x", "dy"), "db": ("dy",)}
@@ -113,14 +120,8 @@ def diagnose(
             f"got activation={activation!r} with {listed(gradients)}",
             "Multiply dy by the derivative of the activation, and pass it without activation",
         )
-    layer = {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "groups": groups,
-        "data_format": data_format,
-        "filter_format": filter_format,
-    }
+    options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
+    layer = options._asdict()
     steps = dilation if isinstance(dilation, (tuple, list)) else (dilation,)
     dilations = tuple(step for step in steps if isinstance(step, int) and step > 0) or (1,)
     findings: list[Finding | BiasFinding] = []
@@ -833,17 +834,14 @@ def _layer(finding: Finding, comparison: Comparison) -> _Layer | None:
     dtype: Any = search.dtypes[search.result]
     if any(array.dtype.kind == "c" for array in search.tensors.values()):
         dtype = "complex128" if "complex128" in search.dtypes.values() else "complex64"
+    strides, dilations = finding._strides(convention), [rule.dilation for rule in convention.rules]
+    options = ConvOptions(strides, padding, dilations, groups, data, target)
     try:
         problem = ConvProblem(
             [extents[letter] for letter in data],
             [kernel[letter] for letter in target],
-            stride=finding._strides(convention),
-            padding=padding,
-            dilation=[rule.dilation for rule in convention.rules],
-            groups=groups,
-            data_format=data,
-            filter_format=target,
             dtype=dtype if dtype in ITEMSIZE else "float32",
+            **options._asdict(),
         )
     except ConvError:
         return None

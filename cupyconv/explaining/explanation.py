@@ -95,19 +95,17 @@ def _checked_arrays(
     Raises:
         ConvError, ConvTypeError: an array is invalid, as in ``explain``.
     """
-    shapes_of = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
-    layer = "problem"
-    if is_transposed:
-        layer = "transposed layer"
-        shapes_of |= {"x": problem.output_shape, "y": problem.input_shape}
     passed = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if not passed:
         return {}
     import numpy as np
 
-    data = {name: arrays.take(name, tensor)[0] for name, tensor in passed.items()}
-    for name, array in data.items():
-        expected = shapes_of[name[-1]]  # a gradient has the shape of its tensor
+    shapes_of = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
+    layer, data = "transposed layer" if is_transposed else "problem", {}
+    taken = {name: arrays.take(name, tensor)[0] for name, tensor in passed.items()}
+    for name, array in taken.items():
+        own = terms.CONVOLUTION_NAMES[name] if is_transposed else name
+        expected = shapes_of[own[-1]]  # a gradient has the shape of its tensor
         if tuple(array.shape) != expected:
             raise ConvError(
                 f"{name} must have the shape of the {layer}'s {name}",
@@ -122,9 +120,8 @@ def _checked_arrays(
         kind = arrays.numpy_dtype(problem.dtype)
         if name in numbers.OPERANDS and array.dtype != kind:
             with np.errstate(over="ignore"):  # overflow to infinity, as a layer of this dtype does
-                data[name] = arrays.on_host(array).astype(kind)
-    if is_transposed:
-        return {terms.CONVOLUTION_NAMES[name]: array for name, array in data.items()}
+                taken[name] = arrays.on_host(array).astype(kind)
+        data[own] = taken[name]
     return data
 
 

@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -259,14 +260,13 @@ def _grid(
     for j, text in enumerate(labels[1]):
         if text:
             canvas.text(left + j * CELL + CELL / 2, top - 4, text, "soft rule in")
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            x, y = left + j * CELL, top + i * CELL
-            cell_look = None if row is None or column is None else look(row, column, (i, j))
-            if cell_look and cell_look[0] in _MARKS:
-                marked.append((x, y, cell_look))
-            else:
-                _cell(canvas, x, y, cell_look)
+    for (i, row), (j, column) in product(enumerate(rows), enumerate(columns)):
+        drawn = None if row is None or column is None else look(row, column, (i, j))
+        cell = left + j * CELL, top + i * CELL, drawn
+        if drawn and drawn[0] in _MARKS:
+            marked.append(cell)
+        else:
+            _cell(canvas, *cell)
     for cell in marked:
         _cell(canvas, *cell)
     right, bottom = left + len(columns) * CELL, top + len(rows) * CELL
@@ -281,12 +281,11 @@ def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -
         bottom edge of the drawing.
     """
     k, c, at = drawn.k, drawn.c, direction.at
-    here = [along[place] for along, place in zip(direction.meetings, at, strict=True)]
     index = (*drawn.index(direction.tensor, k, c), *at)
     name = terms.indexed(drawn.called(direction.tensor), index)
     pass_ = direction.pass_
     canvas.text(MARGIN, top, pass_.title, "ink head")
-    count = prod(meeting.count for meeting in here)
+    count = prod(meeting.count for meeting in direction.here)
     first, second = map(drawn.called, pass_.operands)
     each = f" for each of {counted(direction.terms, pass_.noun)}" if direction.terms > 1 else ""
     text = (
@@ -342,7 +341,7 @@ def _plane(
     """
     places, at = direction.planes[number], direction.at
     tensor, k, c = direction.tensors[number], drawn.k, drawn.c
-    here = [along[place] for along, place in zip(direction.meetings, at, strict=True)]
+    here = direction.here
     if number == 2:
         parts = [{place} for place in at]
     else:

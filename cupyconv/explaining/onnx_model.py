@@ -431,9 +431,8 @@ def _unread(
     node, scope = visit.node, visit.scope
     filter_ = _FILTER_INPUTS.get(node.op_type, 1)
     bias = _BIAS_INPUTS.get(node.op_type, 2)
-    x_name, w_name, bias_name = (
-        node.input[i] if i < len(node.input) else "" for i in (0, filter_, bias)
-    )
+    names = dict(enumerate(node.input))
+    x_name, w_name, bias_name = (names.get(i, "") for i in (0, filter_, bias))
     x, w = scope[x_name].shape, scope[w_name].shape
     if open_form:
         x, y = _open_shapes(node, name, open_form, x, w)
@@ -761,17 +760,14 @@ def _operand_shapes(
             )
     if not _is_numbers(w):
         taps = attributes.get("kernel_shape")
-        likely: Shape = ("?",) * (2 + rank) if rank > 0 else ()
-        if likely and isinstance(taps, list) and len(taps) == rank:
-            likely = ("?", "?", *taps)
-        raise _UnknownSize(name, w_name, w or likely, _text(w), inputs)
+        if not isinstance(taps, list) or len(taps) != rank:
+            taps = ["?"] * rank
+        raise _UnknownSize(name, w_name, w or (("?", "?", *taps) if taps else ()), _text(w), inputs)
     standard_x, standard_w = _in_standard_order(form, x, w, attributes)
     if not _is_numbers(x):
         likely = ("?", _input_channels(form, standard_w, attributes), *["?"] * rank)
-        shape = tuple(
-            size if isinstance(size, int) or size != "?" else guess
-            for size, guess in zip(standard_x or likely, likely, strict=False)
-        )
+        pairs = zip(standard_x or likely, likely, strict=False)
+        shape = tuple(guess if size == "?" else size for size, guess in pairs)
         raise _UnknownSize(name, x_name, form.in_own_order(shape), _text(x), inputs)
     return standard_x, standard_w
 

@@ -167,6 +167,11 @@ class Direction:
     pass_: Pass
 
     @property
+    def here(self) -> list[Meeting]:
+        """Pairs that contribute to the position that is shown first, along each axis."""
+        return [along[place] for along, place in zip(self.meetings, self.at, strict=True)]
+
+    @property
     def tensors(self) -> tuple[str, str, str]:
         """Names of the tensors of ``planes``, in the same order."""
         return (*self.pass_.operands, self.tensor)

@@ -470,31 +470,27 @@ class Search:
     def _rule_distance(
         self, strides: tuple[int, ...], dilations: tuple[int, ...], real: set[int]
     ) -> float:
-        claim = None if self.claim is None else self.claim.rules
-        wanted = set(self.dilations)
-        distance = 0.0
-        if real and not real <= wanted:
+        distance = 0.5 * (len(set(strides)) > 1)
+        if real and not real <= set(self.dilations):
             distance += 1.0 + (len(real) > 1) + (max(dilations) > 4) + (max(dilations) > 8)
-        if claim is not None and tuple(rule.stride for rule in claim) != strides:
-            distance += 0.5
-        return distance + 0.5 * (len(set(strides)) > 1)
+        is_other = self.claim and tuple(rule.stride for rule in self.claim.rules) != strides
+        return distance + 0.5 * bool(is_other)
 
     def distance(self, convention: Convention) -> tuple[float, ...]:
         """Return how far a convention is from the claim and from common conventions."""
-        strides, dilations, _ = zip(*convention.rules, strict=True)
+        strides, dilations, pads = zip(*convention.rules, strict=True)
         taps = (r for _, r, _ in convention.spatial(self.tensors))
         real = {dilation for dilation, r in zip(dilations, taps, strict=True) if r > 1}
         finish, named = convention.finish, convention.paddings(self.tensors)
-        same = self.claim is not None and convention == self.claim
         return (
-            -float(same),
+            -float(convention == self.claim),
             self._order_distance(convention.order)
             + 1.5 * (convention.is_transposed != self.is_transposed)
             + self._rule_distance(strides, dilations, real)
             + 1.0 * (":" in next(iter(named)))
             + 0.5 * (finish.bias == "none" and self.bias is not None)
             + 0.5 * (finish.activation != self.activation),
-            sum(abs(rule.pad) for rule in convention.rules),
+            sum(map(abs, pads)),
         )
 
     # -- comparison of the whole result ------------------------------------------------------------
@@ -851,13 +847,12 @@ class _Sample:
         places = np.flatnonzero(share >= min(_AGREEING, share.max()))
         rough = np.sqrt((error[places] ** 2).mean(1)) / (_rms(scale) or 1.0)
         order = np.lexsort((rough, -share[places]))[: MOST_FITS if share.max() >= _AGREEING else 1]
-        sizes = [len(options.pads) for options in self.job.options]
-        found: list[_Near] = []
+        found = []
         for place, distance in zip(places[order], rough[order], strict=True):
-            chosen = np.unravel_index(place, sizes)
+            chosen = np.unravel_index(place, [len(each.pads) for each in self.job.options])
             rules = tuple(
-                Rule(options.stride, options.dilation, options.pads[int(i)])
-                for options, i in zip(self.job.options, chosen, strict=True)
+                Rule(each.stride, each.dilation, each.pads[int(i)])
+                for each, i in zip(self.job.options, chosen, strict=True)
             )
             convention = replace(self.probe, rules=rules, finish=finish)
             found.append(_Near(float(share[place]), -float(distance), convention))
@@ -872,23 +867,20 @@ def _part(
 ) -> tuple[dict[str, Any], dict[int, Any]]:
     """Return the parts of the views to compare, and the kept positions of the result's axes."""
     w, y = (views[role].shape for role in "wy")
-    work = y[1] * prod(w) * prod(y[3:])
-    role, places = convention.role, {}
-    limit = min(MOST_WORK / max(work, 1), 1.0)
-    for key in views:
-        limit = min(limit, MOST_COMPARED / max(views[key].size, 1))
-    parts = dict(views)
+    role, parts = convention.role, dict(views)
+    places: dict[int, Any] = {}
+    limits = [MOST_COMPARED / max(view.size, 1) for view in views.values()]
+    limit = min(MOST_WORK / max(y[1] * prod(w) * prod(y[3:]), 1), 1.0, *limits)
     for axis in (1, 2):
         size = views[role].shape[axis]
-        keep = max(int(size * limit), 1)
         if limit >= 1 or size == 1:
             continue
+        keep = max(int(size * limit), 1)
         limit *= size / keep
         places[axis] = np.unique(np.linspace(0, size - 1, keep).astype(int))
-        parts[role] = parts[role].take(places[axis], axis)
         tie = next(tie for tie in conventions.TIES if tie.get(role) == axis)
-        other = next(each for each in tie if each != role)
-        parts[other] = parts[other].take(places[axis], tie[other])
+        for each, along in tie.items():
+            parts[each] = parts[each].take(places[axis], along)
     return parts, places
 
 
@@ -942,13 +934,10 @@ def _rms(array: Any) -> float:
 
 def _fitted_bias(values: Any, sums: Any, activation: str | None) -> np.ndarray:
     """Return the bias per group and channel that fits best."""
-    difference = values - sums
     used = values > 0 if activation else np.isfinite(values)
     axes = (1, *range(3, values.ndim))
     counts = used.sum(axes)
-    total = np.where(used, difference, 0).sum(axes)
-    means = total / np.maximum(counts, 1)
+    means = np.where(used, values - sums, 0).sum(axes) / np.maximum(counts, 1)
     if activation:  # a channel without positive values: any bias that keeps it at zero
-        highest = sums.max(axes)
-        means = np.where(counts > 0, means, np.minimum(-highest, 0))
+        means = np.where(counts > 0, means, np.minimum(-sums.max(axes), 0))
     return means

@@ -14,13 +14,7 @@ from typing import Any
 
 from cupyconv.errors import ConvError, unknown_word
 from cupyconv.explaining import figure
-from cupyconv.explaining.counts import (
-    MAPPED,
-    input_counts,
-    output_counts,
-    tap_counts,
-    visible,
-)
+from cupyconv.explaining.counts import MAPPED, input_counts, output_counts, tap_counts, visible
 from cupyconv.explaining.shapes import listed
 from cupyconv.explaining.terms import CONVOLUTION_NAMES, LETTERS, counted_large
 from cupyconv.problem import ConvProblem, counted

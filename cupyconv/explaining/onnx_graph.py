@@ -180,7 +180,7 @@ class Kind:
 
 @dataclass
 class Fact:
-    """What is known about a tensor.
+    """Facts about a tensor.
 
     Attributes:
         kind: its type.

@@ -28,6 +28,7 @@ from cupyconv.explaining.onnx_operators import (
     Form,
     channels_first,
     channels_last,
+    decoded,
     form_of,
     operator_text,
     plain_attributes,
@@ -689,9 +690,8 @@ def _layer(
             raise _Unsupported(f"elements of type {dtype} are unsupported")
         problem = _standard_problem(form, x, w, dtype, attributes)
     except ConvError as error:
-        raise ConvError(
-            f"{name}: {error.rule}", error.values, error.remedy, axis=error.axis
-        ) from None
+        rule = f"{name}: {error.rule}"
+        raise ConvError(rule, error.values, error.remedy, axis=error.axis) from None
     except ConvTypeError as error:
         raise ConvTypeError(f"{name}: {error}") from None
     if form.operator == "ConvTranspose" and problem.output_shape != x:
@@ -802,8 +802,7 @@ def _attributes(name: str, node: Any) -> dict[str, Any]:
                 f"{attribute.name!r} has type {attribute.type}",
                 "Export the model again",
             ) from None
-        is_bytes = isinstance(value, bytes)
-        values[attribute.name] = value.decode(errors="backslashreplace") if is_bytes else value
+        values[attribute.name] = decoded(value)
     return values
 
 

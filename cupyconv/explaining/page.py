@@ -17,17 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cupyconv.errors import ConvError
-from cupyconv.explaining import javascript, translate
-from cupyconv.explaining.scene import (
-    DRAWN,
-    RESULTS,
-    Limits,
-    Scene,
-    equivalent,
-    heading,
-    plain,
-    scene,
-)
+from cupyconv.explaining import javascript, scene, translate
+from cupyconv.explaining.scene import DRAWN, RESULTS, Limits, Scene
 from cupyconv.explaining.terms import Element, position_text
 from cupyconv.explaining.values import MOST_ELEMENTS, MOST_FLOPS, OPERANDS, Values
 from cupyconv.markup import Document, escape
@@ -98,8 +89,8 @@ def html(
         for entry in translate.translations(problem, is_transposed)
     )
     content = {
-        "title": escape(document.title or heading(problem, is_transposed)),
-        "equivalent": escape(equivalent(problem)) if is_transposed else "",
+        "title": escape(document.title or scene.heading(problem, is_transposed)),
+        "equivalent": escape(scene.equivalent(problem)) if is_transposed else "",
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
         "script": javascript.rules() + "".join(map(_script, _SCRIPTS)),
@@ -190,7 +181,7 @@ def _scene(
     """
     tried: list[tuple[Limits, Kept]] = [(limits, "all") for limits in _LIMITS]
     for limits, kept in [*tried, (_LIMITS[-1], "sums"), (_LIMITS[-1], "pair")]:
-        content = _content(scene(problem, data, element, limits, is_transposed), limits, kept)
+        content = _content(scene.scene(problem, data, element, limits, is_transposed), limits, kept)
         # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
         text = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
         if len(text) <= most_bytes:
@@ -317,7 +308,9 @@ def _packed(
     for k, c in pairs:
         if _is_kept(drawn, tensor, k, c, kept):
             numbers = drawn.plane(tensor, k, c, array)[np.ix_(*where)].ravel()
-            planes[drawn.key(tensor, k, c)] = [_number(plain(value), digits) for value in numbers]
+            planes[drawn.key(tensor, k, c)] = [
+                _number(scene.plain(value), digits) for value in numbers
+            ]
     return {"at": where, "planes": planes}
 
 

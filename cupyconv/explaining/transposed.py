@@ -10,22 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from cupyconv.explaining import crops, receptive
-from cupyconv.explaining.shapes import (
-    WORDS,
-    Reason,
-    batch_text,
-    every,
-    merged,
-    one,
-    over_batch,
-    over_images,
-    rows,
-    sized,
-    smallest_input_text,
-    span_text,
-    the,
-)
+from cupyconv.explaining import crops, receptive, shapes
+from cupyconv.explaining.shapes import Reason, every, over_images, sized, the
 from cupyconv.explaining.terms import CONVOLUTION_NAMES
 from cupyconv.markup import Paragraph, Section, Table
 from cupyconv.problem import ConvAxis, ConvProblem, counted, interval_text, shape_text
@@ -57,7 +43,7 @@ class TransposedAxis(NamedTuple):
         """Rows of a table with the columns axes, rule and text; rules without text are left out."""
         rules = ("padding", "output size", "output_padding", "elsewhere", "unreached")
         pairs = zip((*rules, "receptive field"), self[1:], strict=True)
-        return rows(self.axes, [(rule, text) for rule, text in pairs if text])
+        return shapes.rows(self.axes, [(rule, text) for rule, text in pairs if text])
 
 
 def output_padding(axis: ConvAxis) -> int:
@@ -70,12 +56,16 @@ def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
     outputs = problem.input_sizes
     filters, channels = problem.K // problem.groups, problem.C // problem.groups
     grouped = " of its group" if problem.groups > 1 else ""
-    step = f"{one(problem.stride)} apart" if max(problem.stride) > 1 else "next to each other"
+    step = (
+        f"{shapes.one(problem.stride)} apart" if max(problem.stride) > 1 else "next to each other"
+    )
     copies = f"copies of w[k,c], {step}, each multiplied by one element of x[k]"
     correlated = "dy[c] correlated with w[k,c]"
-    _, pixel = WORDS[problem.spatial_rank]
+    _, pixel = shapes.WORDS[problem.spatial_rank]
     return (
-        Reason("x", problem.output_shape, batch_text(problem, problem.K, problem.output_sizes)),
+        Reason(
+            "x", problem.output_shape, shapes.batch_text(problem, problem.K, problem.output_sizes)
+        ),
         Reason(
             "w",
             problem.filter_shape,
@@ -109,30 +99,30 @@ def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
         Reason(
             "db",
             (problem.C,),
-            f"one value for each output channel: dy[c]{over_batch(problem, outputs)}",
+            f"one value for each output channel: dy[c]{shapes.over_batch(problem, outputs)}",
         ),
     )
 
 
 def axis_reasons(problem: ConvProblem) -> tuple[TransposedAxis, ...]:
     """Return the rules of each spatial axis; adjacent axes with equal rules share an entry."""
-    return tuple(TransposedAxis(names, *texts) for names, texts in merged(problem, _axis))
+    return tuple(TransposedAxis(names, *texts) for names, texts in shapes.merged(problem, _axis))
 
 
 def section(problem: ConvProblem) -> Section:
     """Return the part of an explanation that describes the transposed layer."""
     explained = reasons(problem)
-    shapes = {entry.tensor: shape_text(entry.shape) for entry in explained}
+    texts = {entry.tensor: shape_text(entry.shape) for entry in explained}
     tensors = [
-        (entry.tensor, shapes[entry.tensor], CONVOLUTION_NAMES.get(entry.tensor, ""), entry.reason)
+        (entry.tensor, texts[entry.tensor], CONVOLUTION_NAMES.get(entry.tensor, ""), entry.reason)
         for entry in explained
     ]
     return Section(
         "The transposed layer",
         (
             Paragraph(
-                f"x {shapes['x']}, w {shapes['w']} -> y {shapes['y']}, with a bias of "
-                f"{shapes['db']}. The forward pass of this layer computes the input gradient of "
+                f"x {texts['x']}, w {texts['w']} -> y {texts['y']}, with a bias of "
+                f"{texts['db']}. The forward pass of this layer computes the input gradient of "
                 "the convolution that is explained below. So most of the layer's tensors have "
                 "another name in that convolution:"
             ),
@@ -177,12 +167,14 @@ def _padding(axis: ConvAxis) -> str:
         return "none: nothing is cropped"
     return (
         f"{before} before, {after} after: cropped from the full result, whose size is "
-        f"{span_text(axis)} = {crops.full_size(axis)}"
+        f"{shapes.span_text(axis)} = {crops.full_size(axis)}"
     )
 
 
 def _output_size(axis: ConvAxis) -> str:
-    return f"{smallest_input_text(axis)} + output_padding {output_padding(axis)} = {axis.input}"
+    return (
+        f"{shapes.smallest_input_text(axis)} + output_padding {output_padding(axis)} = {axis.input}"
+    )
 
 
 def _output_padding(axis: ConvAxis) -> str:

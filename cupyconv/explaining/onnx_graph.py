@@ -118,7 +118,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Kind:
-    """Type of a tensor, as far as it is known.
+    """Type of a tensor; unknown parts are left open.
 
     Attributes:
         element: ONNX's number for the element type; 0 if it is unknown.

@@ -27,8 +27,10 @@ from cupyconv.explaining.conventions import MODES, PLAIN, Convention, Finish, Or
 from cupyconv.formats import SPATIAL_AXES
 
 MOST_WORK = 2e9
-"""Largest number of multiply-adds of the search for one result, and of one comparison of a whole
-result (hand-set)."""
+"""Largest number of multiply-adds of the search for one result (hand-set)."""
+
+MOST_FLOPS = 2 * MOST_WORK
+"""Largest number of floating-point operations of one comparison of a whole result."""
 
 MOST_JOBS = 6_000
 """Largest number of orders of axes, strides and dilations that are tried (hand-set)."""
@@ -870,7 +872,7 @@ def _part(
     role, parts = convention.role, dict(views)
     places: dict[int, Any] = {}
     limits = [MOST_COMPARED / max(view.size, 1) for view in views.values()]
-    limit = min(MOST_WORK / max(y[1] * prod(w) * prod(y[3:]), 1), 1.0, *limits)
+    limit = min(MOST_FLOPS / max(2 * y[1] * prod(w) * prod(y[3:]), 1), 1.0, *limits)
     for axis in (1, 2):
         size = views[role].shape[axis]
         if limit >= 1 or size == 1:

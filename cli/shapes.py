@@ -15,7 +15,7 @@ from cupyconv.cli import backwards, configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.explaining import receptive, transposed
 from cupyconv.explaining.receptive import Field
-from cupyconv.explaining.shapes import Reason, axis_dict, axis_reasons, listed, one, reasons
+from cupyconv.explaining.shapes import Reason, axis_dict, axis_reasons, one, reasons
 from cupyconv.explaining.terms import counted_large
 from cupyconv.planning import PassPlan, Plan, plan
 from cupyconv.planning.plan import largest_workspaces
@@ -179,17 +179,8 @@ def layer_reasons(layer: Layer, problem: ConvProblem) -> tuple[Reason, ...]:
 
 def axes_table(layer: Layer, problem: ConvProblem) -> Any:
     """Return a table of the rules of each spatial axis, such as its padding and output size."""
-    rows: list[tuple[str, ...]] = []
-    if layer.is_transposed:
-        rows = [row for entry in transposed.axis_reasons(problem) for row in transposed.rows(entry)]
-    else:
-        for entry in axis_reasons(problem):
-            rows += (
-                (listed(entry.axes), "padding", entry.padding),
-                ("", "output size", entry.output),
-                ("", "input sizes", entry.input_sizes),
-                ("", "unread inputs", entry.unread),
-            )
+    entries = transposed.axis_reasons(problem) if layer.is_transposed else axis_reasons(problem)
+    rows = [row for entry in entries for row in entry.rows]
     return output.table(("axis", "", ""), rows)
 
 

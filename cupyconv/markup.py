@@ -13,6 +13,7 @@ import textwrap
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from itertools import zip_longest
 from typing import Any
 
 WIDTH = 100
@@ -179,19 +180,20 @@ class Table(_Element):
         """
         named = any(self.columns)
         every = [self.columns, *self.rows] if named else list(self.rows)
+        if not every:
+            return
         room, gutter = self._widths(every, width)
         cells = [[_wrapped(*cell) for cell in zip(row, room, strict=True)] for row in every]
         widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(room))]
         for number, row in enumerate(cells):
             is_head = named and number == 0
-            for line in range(max(map(len, row))):
-                texts = [cell[line] if line < len(cell) else "" for cell in row]
-                while texts and not texts[-1]:
-                    texts.pop()
+            for texts in zip_longest(*row, fillvalue=""):
                 padded = [
                     text.rjust(wide) if column in self.right else text.ljust(wide)
-                    for text, wide, column in zip(texts, widths, self.columns, strict=False)
+                    for text, wide, column in zip(texts, widths, self.columns, strict=True)
                 ]
+                while padded and not padded[-1].strip():
+                    padded.pop()
                 if padded:
                     padded[-1] = padded[-1].rstrip()
                 yield (" " * gutter).join(map(strong if is_head else paint, padded))

@@ -30,6 +30,7 @@ onnx__ConvTranspose.html, with these clarifications:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from types import NoneType
@@ -111,6 +112,11 @@ class _Attributes(NamedTuple):
     strides: Ints
     output_padding: Ints = None
     output_shape: Ints = None
+
+    @property
+    def layer(self) -> dict[str, Any]:
+        """Strides, dilations and group under the names of ConvProblem."""
+        return {"stride": self.strides, "dilation": self.dilations, "groups": self.group}
 
 
 ATTRIBUTES = {
@@ -384,15 +390,13 @@ def _conv_problem(
     ) -> ConvProblem:
         rank = spatial_rank(_CONV, input_shape, filter_shape)
         _require_kernel_shape(attributes.kernel_shape, filter_shape)
-        layer |= {
-            "stride": _per_axis("strides", layer["stride"], rank),
-            "dilation": _per_axis("dilations", layer["dilation"], rank),
-            "padding": _pairs(pads, rank) if padding is None else padding,
-            "data_format": None,
-            "filter_format": None,
-            "dtype": dtype,
-        }
-        problem = named_problem(_CONV, input_shape, filter_shape, **layer)
+        options = ConvOptions(
+            _per_axis("strides", layer["stride"], rank),
+            _pairs(pads, rank) if padding is None else padding,
+            _per_axis("dilations", layer["dilation"], rank),
+            layer["groups"],
+        )
+        problem = named_problem(_CONV, input_shape, filter_shape, dtype=dtype, **options._asdict())
         if bias_shape is not None:
             operands.require_bias("b", bias_shape, problem.K, _CONV.w)
         return problem
@@ -401,9 +405,7 @@ def _conv_problem(
         "input_shape": x_shape,
         "filter_shape": w_shape,
         "bias_shape": b_shape,
-        "stride": attributes.strides,
-        "dilation": attributes.dilations,
-        "groups": attributes.group,
+        **attributes.layer,
         "padding": padding,
     }
     return offering(require, _CONV, given, sizes)
@@ -482,9 +484,7 @@ def _conv_transpose_problem(
         "output_shape": x_shape,
         "filter_shape": w_shape,
         "bias_shape": b_shape,
-        "stride": attributes.strides,
-        "dilation": attributes.dilations,
-        "groups": attributes.group,
+        **attributes.layer,
         "output_padding": attributes.output_padding,
         "sizes": attributes.output_shape,
     }
@@ -500,23 +500,20 @@ def _transposed(
     rank = spatial_rank(names, integers("x_shape", x_shape), integers("w_shape", w_shape))
     _require_kernel_shape(attributes.kernel_shape, w_shape)
     stride = _per_axis("strides", attributes.strides, rank)
-    layer: dict[str, Any] = {
-        "stride": stride,
-        "dilation": _per_axis("dilations", attributes.dilations, rank),
-        "groups": attributes.group,
-        "data_format": None,
-        "filter_format": None,
-        "dtype": dtype,
-    }
+    dilation = _per_axis("dilations", attributes.dilations, rank)
     extra = _per_axis("output_padding", attributes.output_padding, rank, default=0)
-    if output_shape is None and not mode.startswith("SAME"):
-        padding: Padding = "valid" if mode == "VALID" else _pairs(attributes.pads, rank)
+
+    def problem(
+        padding: Padding, added: Sequence[int] | None, y_shape: Sequence[int] | None = None
+    ) -> ConvProblem:
+        options = ConvOptions(stride, padding, dilation, attributes.group)._asdict()
         return transposed_problem(
-            _CONV_TRANSPOSE, x_shape, w_shape, None, extra, padding=padding, **layer
+            _CONV_TRANSPOSE, x_shape, w_shape, y_shape, added, dtype=dtype, **options
         )
-    uncropped = transposed_problem(
-        _CONV_TRANSPOSE, x_shape, w_shape, None, extra, padding="valid", **layer
-    )
+
+    if output_shape is None and not mode.startswith("SAME"):
+        return problem("valid" if mode == "VALID" else _pairs(attributes.pads, rank), extra)
+    uncropped = problem("valid", extra)
     if output_shape is None:
         sizes = [n * s for n, s in zip(x_shape[2:], stride, strict=True)]
     else:
@@ -524,24 +521,23 @@ def _transposed(
         if len(sizes) != rank:
             raise _wrong_count("output_shape", len(sizes), rank)
     full = uncropped.input_sizes
-    cropped = [max(n - size, 0) for n, size in zip(full, sizes, strict=True)]
     missing = [max(size - n, 0) for n, size in zip(full, sizes, strict=True)]
     added = [pixels + more for pixels, more in zip(extra, missing, strict=True)]
-    halves = [(total // 2, total - total // 2) for total in cropped]
-    layer["padding"] = halves if mode == "SAME_UPPER" else [(b, a) for a, b in halves]
-    if any(more and total >= s for more, total, s in zip(missing, added, stride, strict=True)):
-        # No output_padding gives this size; the error lists the possible sizes.
-        y_shape = (uncropped.N, uncropped.C, *sizes)
-        try:
-            return transposed_problem(_CONV_TRANSPOSE, x_shape, w_shape, y_shape, None, **layer)
-        except ConvError as error:
-            if output_shape is not None:
-                limits = zip(full, extra, stride, strict=True)
-                most = [n + max(s - 1 - pixels, 0) for n, pixels, s in limits]
-                largest = list(map(min, sizes, most))
-                error.candidates = [Fix({"sizes": largest}, (("output_shape", largest),))]
-            raise
-    return transposed_problem(_CONV_TRANSPOSE, x_shape, w_shape, None, added, **layer)
+    cropped = [max(n - size, 0) for n, size in zip(full, sizes, strict=True)]
+    padding = [(total // 2, total - total // 2) for total in cropped]
+    if mode != "SAME_UPPER":
+        padding = [(after, before) for before, after in padding]
+    if not any(more and total >= s for more, total, s in zip(missing, added, stride, strict=True)):
+        return problem(padding, added)
+    try:  # no output_padding gives this size; the error lists the possible sizes
+        return problem(padding, None, (uncropped.N, uncropped.C, *sizes))
+    except ConvError as error:
+        if output_shape is not None:
+            limits = zip(full, extra, stride, strict=True)
+            most = [n + max(s - 1 - pixels, 0) for n, pixels, s in limits]
+            largest = list(map(min, sizes, most))
+            error.candidates = [Fix({"sizes": largest}, (("output_shape", largest),))]
+        raise
 
 
 def require_attributes(operator: str, names: Iterable[str]) -> None:
@@ -550,13 +546,12 @@ def require_attributes(operator: str, names: Iterable[str]) -> None:
     Raises:
         ConvError: a name is unknown or repeated.
     """
-    names = list(names)
-    for name in names:
+    for name, count in Counter(names).items():
         require_word(f"attribute of {operator}", name, ATTRIBUTES[operator])
-        if names.count(name) > 1:
+        if count > 1:
             raise ConvError(
                 f"an attribute of {operator} must be given only once",
-                f"{name} is given {names.count(name)} times",
+                f"{name} is given {count} times",
                 "Remove all but one",
             )
 
@@ -621,8 +616,7 @@ def _pairs(pads: Ints, rank: int) -> tuple[tuple[int, int], ...]:
             count_text(len(pads), rank),
             f"Pass {2 * rank} integers: the padding at the beginning of each axis, then at the end",
         )
-    numbers = tuple(pads)
-    return tuple(zip(numbers[:rank], numbers[rank:], strict=True))
+    return tuple(zip(pads[:rank], pads[rank:], strict=True))
 
 
 def _wrong_count(what: str, count: int, rank: int) -> ConvError:

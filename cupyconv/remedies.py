@@ -13,14 +13,15 @@ from math import gcd
 from typing import Any
 
 from cupyconv import formats
-from cupyconv.errors import OWNERS, ConvError, ConvTypeError, Fix, Names, Phrase
+from cupyconv.errors import OWNERS, ConvError, ConvTypeError, Fix, Names
+from cupyconv.formats import SPATIAL_AXES
 
 MOST_ALIKE = 2
 """Largest number of changes of one kind that an error offers (hand-set).  The kinds are the memory
 order; padding and stride; and pairs of changes."""
 
-MOST_OTHERS = 4
-"""Largest number of changes other than of the memory order that an error offers (hand-set)."""
+MOST_OTHERS = 2 * MOST_ALIKE
+"""Largest number of changes other than of the memory order that an error offers."""
 
 MOST_STRIDE = 64
 """Largest stride that a message suggests (hand-set)."""
@@ -30,6 +31,9 @@ _Axis = tuple[str, int, int, int, int | None]
 
 The total padding is None for SAME.
 """
+_Fixes = Iterator[Fix | None]
+"""Possible fixes; None stands for a fix that the function cannot take."""
+
 _DATA_SHAPES = {"input_shape", "output_shape"}
 """Shape arguments of tensors in the data format."""
 
@@ -62,7 +66,7 @@ class Call:
         ranks = {len(shape) - 2 for shape in self.shapes.values()}
         self.rank = ranks.pop() if len(ranks) == 1 else 0
         self.layout = self.filter_layout = ""
-        if self.rank in formats.SPATIAL_AXES and self.w is not None:
+        if self.rank in SPATIAL_AXES and self.w is not None:
             try:
                 layout = formats.resolve_data_format(given.get("data_format"), self.rank)
                 word = given.get("filter_format")
@@ -75,7 +79,7 @@ class Call:
         """Return the call with the changes of a fix."""
         return Call(self.names, {**self.given, **fix.changes}, self.sizes)
 
-    def others(self) -> Iterator[Fix]:
+    def others(self) -> _Fixes:
         """Yield fixes that do not change the memory order."""
         if not self.layout:
             yield from self._axes_of_w()
@@ -121,10 +125,8 @@ class Call:
         """Return the fix that transposes a tensor from the order ``source`` to the call's order."""
         target, shape = self._order_of(key), self.shapes[key]
         changed = tuple(shape[source.index(letter)] for letter in target)
-        phrase: Phrase = f"transpose {self._owner(key)} from {source} to {target}"
-        if key in self.sizes:
-            phrase = self.names.argument(key), changed
-        return Fix({key: changed}, (phrase,))
+        what = f"transpose {self._owner(key)} from {source} to {target}"
+        return self._reshaped(key, changed, what)
 
     def _sizes_text(self, sizes: Mapping[str, Any]) -> str:
         """Return sizes, keyed by axis, as text.
@@ -148,7 +150,7 @@ class Call:
 
     # -- candidates --------------------------------------------------------------------------
 
-    def _axes_of_w(self) -> Iterator[Fix]:
+    def _axes_of_w(self) -> _Fixes:
         """Yield fixes that give x and y the number of axes of w.
 
         They add a batch or channel axis, or remove an axis of size 1.
@@ -158,13 +160,10 @@ class Call:
         axes = len(self.w)
         others = {key: shape for key, shape in self.shapes.items() if key != "filter_shape"}
         batch = next((shape[0] for shape in others.values() if len(shape) == axes), 1)
-        lacking: dict[str, tuple[int, ...]] = {}
-        given: dict[str, tuple[int, ...]] = {}
-        for key, shape in others.items():
-            if len(shape) + 1 == axes:
-                known = key in self.sizes
-                (given if known else lacking)[key] = (batch if known else 1, *shape)
-        if lacking or given:
+        short = {key: shape for key, shape in others.items() if len(shape) + 1 == axes}
+        given = {key: (batch, *shape) for key, shape in short.items() if key in self.sizes}
+        lacking = {key: (1, *shape) for key, shape in short.items() if key not in self.sizes}
+        if short:
             text = [f"add the batch axis: {_shape_text(shape)}" for shape in lacking.values()][:1]
             named = [(self.names.argument(key), shape) for key, shape in given.items()]
             yield Fix({**given, **lacking}, (*named, *text))
@@ -178,44 +177,42 @@ class Call:
                 batches = shape[: len(shape) - axes + 2] or (1,)
                 sizes = shape[len(shape) - axes + 2 :]
                 changed = (*batches, 1, *sizes) if layout[1] == "C" else (*batches, *sizes, 1)
-                yield self._reshaped(key, changed, f"add the {missing}")
-            elif len(shape) == axes + 1:
-                for axis in (axis for axis, size in enumerate(shape) if size == 1):
+                yield self._reshaped(key, changed, f"add the {missing}: {_shape_text(changed)}")
+            for axis, size in enumerate(shape if len(shape) == axes + 1 else ()):
+                if size == 1:
                     changed = (*shape[:axis], *shape[axis + 1 :])
-                    yield self._reshaped(key, changed, "remove the axis of size 1")
+                    yield self._reshaped(
+                        key, changed, f"remove the axis of size 1: {_shape_text(changed)}"
+                    )
 
     def _reshaped(self, key: str, shape: tuple[int, ...], what: str) -> Fix:
-        """Return the fix that gives a tensor a shape with axes of size 1 added or removed.
+        """Return the fix that gives a tensor a shape, by other axes of size 1 or another order.
 
         Args:
             key: the tensor's shape argument.
             shape: the new shape.
             what: phrase that describes the change of an array.
         """
-        phrase: Phrase = f"{what}: {_shape_text(shape)}"
-        if key in self.sizes:
-            phrase = self.names.argument(key), shape
-        return Fix({key: shape}, (phrase,))
+        is_size = key in self.sizes
+        return Fix({key: shape}, ((self.names.argument(key), shape) if is_size else what,))
 
-    def _formats(self) -> Iterator[Fix]:
+    def _formats(self) -> _Fixes:
         """Yield fixes that replace a format by one for the tensors' number of axes."""
-        if self.rank in formats.SPATIAL_AXES:
-            words: dict[str, tuple[str, ...]] = {
-                "data_format": formats.data_formats(self.rank),
-                "filter_format": formats.filter_formats(self.rank),
-            }
-            for key, known in words.items():
-                if (word := self.given.get(key)) is not None:
-                    # The likeliest format differs from the passed one only in its number of axes.
-                    order = sorted(known, key=lambda name: _ends(name) != _ends(word))
-                    yield from filter(None, (self._assigned(key, name) for name in order))
+        known: dict[str, Callable[[int], tuple[str, ...]]] = {
+            "data_format": formats.data_formats,
+            "filter_format": formats.filter_formats,
+        }
+        for key, words in known.items() if self.rank in SPATIAL_AXES else ():
+            if (given := self.given.get(key)) is not None:
+                # The likeliest format differs from the passed one only in its number of axes.
+                order = sorted(words(self.rank), key=lambda name: _ends(name) != _ends(given))
+                yield from (self._assigned(key, name) for name in order)
 
     def orders(self) -> Iterator[Fix]:
         """Yield fixes that change the memory order and keep all sizes, the likeliest first."""
         if not self.layout:
             return
         others = [order for order in formats.data_formats(self.rank) if order != self.layout]
-        data = [fix for order in others if (fix := self._assigned("data_format", order))]
         arrays = [
             self._reordered(key, order)
             for order in others
@@ -224,11 +221,12 @@ class Call:
         ]
         if len(arrays) > 1:
             arrays.append(_combined(*arrays))
-        fixes = [*data, *arrays, *self._filters()]
-        for fix in (*data, *arrays):
+        changes = [*_known(self._assigned("data_format", order) for order in others), *arrays]
+        fixes = [*changes, *self._filters()]
+        for fix in changes:
             changed = self.after(fix)
-            fixes += [_combined(fix, other) for other in changed._filters()]
-            fixes += [_combined(fix, other) for other in changed._lists()]
+            more = _known((*changed._filters(), *changed._lists()))
+            fixes += [_combined(fix, other) for other in more]
         yield from sorted(fixes, key=self._unlikeliness)
 
     def _filters(self) -> Iterator[Fix]:
@@ -263,21 +261,17 @@ class Call:
         sizes = self._taps()
         return max(sizes) / max(min(sizes), 1), max(sizes)
 
-    def _lists(self) -> Iterator[Fix]:
+    def _lists(self) -> _Fixes:
         """Yield fixes that pass stride or dilation with as many entries as the function takes."""
         for key in ("stride", "dilation"):
             value = self.given.get(key)
             values = _integers(value if _is_list(value) else [value])
-            if values is None:
-                continue
-            for spatial in filter(None, self._spatial_entries(values)):
-                positive = tuple(max(entry, 1) for entry in spatial)
-                changed = self._entries(positive)
-                fix = self._assigned(key, changed)
-                if fix and _integers(changed if _is_list(changed) else [changed]) != values:
-                    yield fix
+            for spatial in self._spatial_entries(values or ()):
+                changed = self._entries(tuple(max(entry, 1) for entry in spatial))
+                if _integers(changed if _is_list(changed) else [changed]) != values:
+                    yield self._assigned(key, changed)
 
-    def _spatial_entries(self, values: tuple[int, ...]) -> Iterator[tuple[int, ...] | None]:
+    def _spatial_entries(self, values: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         """Yield the entries of the spatial axes, for each interpretation of a list of entries.
 
         A list may have one entry, an entry per spatial axis, or an entry per axis of the tensor.
@@ -290,7 +284,7 @@ class Call:
             orders = sorted(formats.data_formats(self.rank), key=lambda order: order != self.layout)
             exact = [order for order in orders if _entries(values, order, "NC") == (1, 1)]
             for order in exact or orders[:1]:
-                yield _entries(values, order, formats.SPATIAL_AXES[self.rank])
+                yield _entries(values, order, SPATIAL_AXES[self.rank])
 
     def _entries(self, spatial: tuple[int, ...]) -> Any:
         """Return a stride or dilation in the form that the function takes."""
@@ -298,19 +292,18 @@ class Call:
             return spatial if len(set(spatial)) > 1 else spatial[0]
         if self.names.entries == "spatial":
             return list(spatial)
-        sizes = dict(zip(formats.SPATIAL_AXES[self.rank], spatial, strict=True))
+        sizes = dict(zip(SPATIAL_AXES[self.rank], spatial, strict=True))
         return [sizes.get(letter, 1) for letter in self.layout]
 
-    def _channels(self) -> Iterator[Fix]:
+    def _channels(self) -> _Fixes:
         """Yield fixes that make groups and channels consistent."""
+        filters, given = self._size("filter_shape", "O"), self.given.get("groups", 1)
+        groups = _integers([given])
         if self.x is None:  # groups determine the channels of a transposed convolution's result
-            filters, given = self._size("filter_shape", "O"), _integers([self.given.get("groups")])
-            if given and given[0] > 0 and (fix := self._assigned("groups", gcd(given[0], filters))):
-                yield fix
+            if "groups" in self.given and groups and groups[0] > 0:
+                yield self._assigned("groups", gcd(groups[0], filters))
             return
         channels, depth = self._size("input_shape", "C"), self._size("filter_shape", "I")
-        filters = self._size("filter_shape", "O")
-        groups = _integers([self.given.get("groups", 1)])
         if min(channels, depth, filters) < 1:
             return
         if "groups" not in self.given:  # the number of groups follows from the channels
@@ -325,8 +318,8 @@ class Call:
                 yield self._resized("filter_shape", {"O": -(-filters // count) * count})
             return
         count = max(groups[0], 1) if groups else 1
-        if channels % depth == 0 and (fix := self._assigned("groups", channels // depth)):
-            yield fix
+        if channels % depth == 0:
+            yield self._assigned("groups", channels // depth)
         if channels % count == 0:
             yield self._resized("filter_shape", {"I": channels // count})
         yield self._resized("input_shape", {"C": depth * count})
@@ -337,7 +330,7 @@ class Call:
             if multiple > 0:
                 yield self._resized("filter_shape", {"O": multiple})
 
-    def _inputs(self) -> Iterator[Fix]:
+    def _inputs(self) -> _Fixes:
         """Yield fixes that change the input's sizes or batch size to those that fit the output."""
         if self.x is None or self.y is None:
             return
@@ -349,23 +342,19 @@ class Call:
         if (batch := self._size("output_shape", "N")) >= 0:
             yield self._resized("input_shape", {"N": batch})
 
-    def rules(self) -> Iterator[Fix]:
+    def rules(self) -> _Fixes:
         """Yield fixes that change padding or stride so that the input gives the output."""
         axes = self._axes_with_outputs()
         if not axes:
             return
         is_same = axes[0][-1] is None
-        paddings = [
-            self._padded("valid" if is_same else "same"),
-            self._padded(self._pads_for(axes)),
-        ]
+        yield self._padded("valid" if is_same else "same")
         if not is_same and any(total for *_, total in axes):
-            paddings.insert(1, self._padded("valid"))
-        yield from filter(None, paddings)
+            yield self._padded("valid")
+        yield self._padded(self._pads_for(axes))
         if any(step > 1 for *_, step, _ in axes):
             return  # the caller passed a stride, so a forgotten stride is not the cause
-        if stride := self._assigned("stride", self._strides_for(axes)):
-            yield stride
+        yield self._assigned("stride", self._strides_for(axes))
         halves = tuple((span - 1) // 2 for _, _, span, *_ in axes)
         for value in (halves, "same"):
             if max(self._taps()) > 1 and (padding := self._padded(value)):
@@ -373,19 +362,19 @@ class Call:
                 if changed and (stride := self._assigned("stride", self._strides_for(changed))):
                     yield _combined(stride, padding)
 
-    def steps(self) -> Iterator[Fix]:
+    def steps(self) -> _Fixes:
         """Yield the fix that replaces a stride above 1 so that the input gives the output."""
         axes = self._axes_with_outputs()
         if any(step > 1 for *_, step, _ in axes):
-            yield from filter(None, [self._assigned("stride", self._strides_for(axes))])
+            yield self._assigned("stride", self._strides_for(axes))
 
-    def depthwise(self) -> Iterator[Fix]:
+    def depthwise(self) -> _Fixes:
         """Yield the fix that sets groups to the input channels, for a depthwise filter (I = 1)."""
         if not self.layout or self.x is None or self.given.get("groups") != 1:
             return
         channels, filters = self._size("input_shape", "C"), self._size("filter_shape", "O")
         if self._size("filter_shape", "I") == 1 < channels and filters % channels == 0:
-            yield from filter(None, [self._assigned("groups", channels)])
+            yield self._assigned("groups", channels)
 
     def _padded(self, value: str | tuple[int, ...] | None) -> Fix | None:
         """Return the fix that sets a padding; None if the function does not support the padding.
@@ -434,9 +423,9 @@ class Call:
         )
 
     def _taps(self) -> list[int]:
-        return [self._size("filter_shape", axis) for axis in formats.SPATIAL_AXES[self.rank]]
+        return [self._size("filter_shape", axis) for axis in SPATIAL_AXES[self.rank]]
 
-    def _outputs(self) -> Iterator[Fix]:
+    def _outputs(self) -> _Fixes:
         """Yield fixes that fit the filter to the output or bias, or the output to the filter."""
         filters = self._size("filter_shape", "O")
         bias = _integers(self.given.get("bias_shape") or ())
@@ -467,7 +456,7 @@ class Call:
         strides, dilations, pads = self._spatial("stride"), self._spatial("dilation"), self._pads()
         if strides is None or dilations is None or self.x is None:
             return
-        for place, axis in enumerate(formats.SPATIAL_AXES[self.rank]):
+        for place, axis in enumerate(SPATIAL_AXES[self.rank]):
             span = (self._size("filter_shape", axis) - 1) * dilations[place] + 1
             total = None if pads is None else sum(pads[place])
             yield axis, self._size("input_shape", axis), span, strides[place], total
@@ -485,7 +474,8 @@ class Call:
         if values is None or min(values, default=0) < 1:
             return None
         if self.names.entries == "all":
-            return _entries(values, self.layout, formats.SPATIAL_AXES[self.rank])
+            fits = len(values) == len(self.layout)
+            return _entries(values, self.layout, SPATIAL_AXES[self.rank]) if fits else None
         values = values * self.rank if len(values) == 1 else values
         return values if len(values) == self.rank else None
 
@@ -497,7 +487,7 @@ class Call:
             if value == "EXPLICIT" and sides and len(sides) == 2 * len(self.layout):
                 pairs = zip(sides[::2], sides[1::2], strict=True)
                 axes = dict(zip(self.layout, pairs, strict=True))
-                return [axes[axis] for axis in formats.SPATIAL_AXES[self.rank]]
+                return [axes[axis] for axis in SPATIAL_AXES[self.rank]]
             return [(0, 0)] * self.rank if value.lower() == "valid" else None
         entries = list(value) if _is_list(value) else [value] * self.rank
         values = [_integers(entry if _is_list(entry) else [entry, entry]) for entry in entries]
@@ -505,14 +495,7 @@ class Call:
             return None
         return [(pair[0], pair[1]) for pair in values if pair]
 
-    def _dilated(self) -> Iterator[Fix]:
-        """Yield the fix that sets the padding with which the output has the size of the input."""
-        axes = list(self._axes())
-        if all(step == 1 and span % 2 for _, _, span, step, _ in axes):
-            sides = tuple((span - 1) // 2 for _, _, span, *_ in axes)
-            yield from filter(None, [self._padded(sides)])
-
-    def _windows(self) -> Iterator[Fix]:
+    def _windows(self) -> _Fixes:
         """Yield fixes that make the filter fit into the padded input."""
         pads, dilations = self._pads(), self._spatial("dilation")
         if pads is None or dilations is None:
@@ -524,10 +507,12 @@ class Call:
         }
         if not axes:
             return
-        order = formats.SPATIAL_AXES[self.rank]
+        order = SPATIAL_AXES[self.rank]
         taps = {axis: self._size("filter_shape", axis) for axis in axes}
-        if not any(map(any, pads)) and any(step > 1 for step in dilations):
-            yield from self._dilated()
+        every = list(self._axes())
+        is_plain = all(step == 1 and span % 2 for _, _, span, step, _ in every)
+        if not any(map(any, pads)) and max(dilations) > 1 and is_plain:
+            yield self._padded(tuple((span - 1) // 2 for _, _, span, *_ in every))  # keeps the size
         if "padding" not in self.names.absent:
             missing = {axis: more for axis, (_, more) in axes.items()}
             padded = tuple(
@@ -540,7 +525,7 @@ class Call:
             sides = tuple(
                 pair[0] + more.get(axis, 0) for axis, pair in zip(order, pads, strict=True)
             )
-            yield from filter(None, [self._padded(sides)])
+            yield self._padded(sides)
         inputs = {axis: self._size("input_shape", axis) + axes[axis][1] for axis in axes}
         phrase = f"use {self.names.any(self.names.x)} of at least {self._sizes_text(inputs)}"
         yield self._resized("input_shape", inputs, phrase)
@@ -580,14 +565,14 @@ def _working(check: Callable[[Fix], None], call: Call, candidates: Sequence[Fix]
             return False
         return True
 
-    orders, others = list(call.orders()), list(call.others())
+    orders, others = list(call.orders()), _known(call.others())
     others = [*others, *candidates] if "input_shape" in call.sizes else [*candidates, *others]
     limit = call.filter_score()
     # A filter with as many taps on each axis is hardly one of another shape in another order.
     plausible = (fix for fix in orders if limit[0] > 1 or call.after(fix).filter_score()[0] == 1)
     swaps = _distinct(filter(works, plausible), MOST_ALIKE)
-    rules = _distinct(filter(works, call.rules()), MOST_ALIKE)
-    changes = _distinct([*rules, *filter(works, [*others, *call.steps()])], MOST_OTHERS)
+    rules = _distinct(filter(works, _known(call.rules())), MOST_ALIKE)
+    changes = _distinct([*rules, *filter(works, [*others, *_known(call.steps())])], MOST_OTHERS)
     if swaps or changes:
         likely = [
             fix
@@ -597,7 +582,7 @@ def _working(check: Callable[[Fix], None], call: Call, candidates: Sequence[Fix]
         ]
         unlikely = [fix for fix in swaps if fix not in likely]
         data = [fix for fix in likely if fix.changes.keys() - {"filter_shape", "filter_format"}]
-        groups = filter(works, call.depthwise())
+        groups = filter(works, _known(call.depthwise()))
         ordered = [*data, *groups, *likely, *changes, *unlikely]
         return _distinct(ordered, MOST_ALIKE + MOST_OTHERS)
     pairs = (
@@ -616,11 +601,15 @@ def _second_fixes(call: Call, first: Fix) -> Iterator[Fix]:
     limit = call.filter_score()
     if call.layout:
         if after.filter_score() <= limit:
-            yield from after.others()
+            yield from _known(after.others())
     elif after.layout:  # an axis was added or removed, and the axes of x may be in another order
         for fix in after.orders():
             if after.after(fix).filter_sizes() == after.filter_sizes():
                 yield fix
+
+
+def _known(fixes: Iterable[Fix | None]) -> list[Fix]:
+    return [fix for fix in fixes if fix is not None]
 
 
 def _distinct(fixes: Iterable[Fix], most: int) -> list[Fix]:
@@ -655,9 +644,7 @@ def _integers(values: Any) -> tuple[int, ...] | None:
         return None
 
 
-def _entries(values: Sequence[int], order: str, letters: str) -> tuple[int, ...] | None:
-    if len(values) != len(order):
-        return None
+def _entries(values: Sequence[int], order: str, letters: str) -> tuple[int, ...]:
     return tuple(values[order.index(letter)] for letter in letters)
 
 

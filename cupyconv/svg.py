@@ -118,7 +118,6 @@ class Canvas:
             attributes: further attributes of the root element.
         """
         wide, high = size or (self.width + margin, self.height + margin)
-        title = escape(label)
         root: Attributes = {
             "xmlns": "http://www.w3.org/2000/svg",
             "viewBox": f"0 0 {wide:g} {high:g}",
@@ -127,12 +126,12 @@ class Canvas:
             "role": "img",
             "aria_label": label,
         }
-        inner = [f"<title>{title}</title>{f'<style>{style}</style>' if style else ''}", defs]
         paper = _element(
             "rect", "", {"width": wide, "height": high, "kind": "paper", "fill": "#fff"}
         )
-        opened = _element("svg", "\0", root | attributes).removesuffix("</svg>").replace("\0", "")
-        return "\n".join([opened, *filter(None, inner), paper, *self.parts, "</svg>", ""])
+        head = f"<title>{escape(label)}</title>{f'<style>{style}</style>' if style else ''}"
+        content = "\n".join(["", *filter(None, (head, defs, paper, *self.parts)), ""])
+        return _element("svg", content, root | attributes) + "\n"
 
 
 def _element(name: str, content: str, attributes: Attributes) -> str:
@@ -143,9 +142,7 @@ def _element(name: str, content: str, attributes: Attributes) -> str:
 
 
 def _name(key: str) -> str:
-    if key == "kind":
-        return "class"
-    return key.replace("_", "-")
+    return "class" if key == "kind" else key.replace("_", "-")
 
 
 def _value(value: str | float) -> str:

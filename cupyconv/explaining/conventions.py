@@ -54,6 +54,10 @@ DILATIONS = (*range(1, 9), 10, 12, 16, 18, 24, 32, 36, 48, 64, 128, 256, 512)
 """Dilations that are tried (hand-set)."""
 
 
+Pairs = tuple[tuple[int, int], ...]
+"""Padding before and after each spatial axis."""
+
+
 class Rule(NamedTuple):
     """Rule of one spatial axis: stride, dilation, and padding before the input.
 
@@ -77,11 +81,6 @@ class Finish(NamedTuple):
     scale: float = 1.0
     bias: str = "none"
     activation: str | None = None
-
-    @property
-    def is_fitted(self) -> bool:
-        """Whether the scale or the bias is chosen to fit the result."""
-        return self.scale != 1 or self.bias == "fitted"
 
 
 PLAIN = Finish()
@@ -165,12 +164,9 @@ def sizes(reading: str, shape: tuple[int, ...]) -> dict[str, int]:
 
 def data_readings(axes: int, rank: int) -> list[str]:
     """Return the readings of x or y with this number of axes."""
-    space = SPATIAL_AXES[rank]
-    return {
-        0: [space],
-        1: [f"C{space}", f"{space}C", f"N{space}"],
-        2: [f"NC{space}", f"N{space}C"],
-    }.get(axes - rank, [])
+    s = SPATIAL_AXES[rank]
+    readings = {0: [s], 1: [f"C{s}", f"{s}C", f"N{s}"], 2: [f"NC{s}", f"N{s}C"]}
+    return readings.get(axes - rank, [])
 
 
 def filter_readings(axes: int, rank: int) -> list[str]:
@@ -313,6 +309,15 @@ class Convention:
         """Return the arrays, keyed by the layer's names, as views keyed by role."""
         return {role: self.order.view(role, arrays[name]) for role, name in self.names.items()}
 
+    def spatial(self, arrays: Mapping[str, np.ndarray]) -> list[tuple[int, int, int]]:
+        """Return the numbers of inputs, taps and outputs of each spatial axis."""
+        views = self.views(arrays)
+        return list(zip(*(views[role].shape[3:] for role in "xwy"), strict=True))
+
+    def paddings(self, arrays: Mapping[str, np.ndarray]) -> dict[str, Pairs]:
+        """Return the paddings with the same values here, keyed by name, the commonest first."""
+        return paddings(self.rules, self.spatial(arrays), self.is_transposed)
+
     def with_finish(self, **changes: Any) -> Convention:
         """Return this convention with other steps after the sum."""
         return replace(self, finish=self.finish._replace(**changes))
@@ -333,24 +338,18 @@ class Convention:
         positions in the three arrays that belong together.
         """
         views, names = self.views(arrays), self.names
-        axes: list[Any] = [
-            tuple(
-                sorted(
-                    (names[role], step)
-                    for role, axis in tie.items()
-                    if (step := _step(views[role], axis))
-                )
-            )
-            for tie in TIES
-        ]
-        spatial = {role: views[role].shape[3:] for role in "xwy"}
-        tapes = self.tapes(spatial["x"], spatial["w"], spatial["y"])
-        for axis, rule in enumerate(self.rules):
-            p, r = np.indices((spatial["y"][axis], spatial["w"][axis]))
-            h = tapes[axis][p * rule.stride + r * rule.dilation]
+        axes: list[Any] = []
+        for tie in TIES:
+            steps = ((names[role], _step(views[role], axis)) for role, axis in tie.items())
+            axes.append(tuple(sorted((name, step) for name, step in steps if step)))
+        for axis, (rule, (h_, r_, p_)) in enumerate(
+            zip(self.rules, self.spatial(arrays), strict=True)
+        ):
+            p, r = np.indices((p_, r_))
+            h = tape(p * rule.stride + r * rule.dilation - rule.pad, h_, self.mode)
             used = h >= 0
             if views["w"].strides[axis + 3] < 0:
-                r = spatial["w"][axis] - 1 - r
+                r = r_ - 1 - r
             columns = {
                 names[role]: (abs(_step(views[role], axis + 3)), each[used])
                 for role, each in {"x": h, "w": r, "y": p}.items()
@@ -358,18 +357,16 @@ class Convention:
             order = sorted(columns)
             triples = np.array([columns[name][1] for name in order])
             triples = triples[:, np.lexsort(triples)]
-            steps_ = tuple((name, columns[name][0]) for name in order)
-            if triples.shape[1] == 1 and not any(step for _, step in steps_):
-                continue  # an axis of size 1
-            axes.append((steps_, triples.shape, triples.tobytes()))
-        conjugated = tuple(
-            sorted(
-                names[role]
-                for role, is_conjugated in zip(self.factors, self.order.conjugated, strict=True)
-                if is_conjugated and views[role].dtype.kind == "c"
-            )
+            along = tuple((name, columns[name][0]) for name in order)
+            if triples.shape[1] != 1 or any(step for _, step in along):  # not an axis of size 1
+                axes.append((along, triples.shape, triples.tobytes()))
+        pairs = zip(self.factors, self.order.conjugated, strict=True)
+        conjugated = (
+            names[role]
+            for role, is_conjugated in pairs
+            if is_conjugated and views[role].dtype.kind == "c"
         )
-        return tuple(sorted(filter(None, axes), key=repr)), conjugated, self.finish
+        return tuple(sorted(filter(None, axes), key=repr)), tuple(sorted(conjugated)), self.finish
 
     def operands(self, views: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the views, with the conjugated factors conjugated."""
@@ -387,8 +384,7 @@ class Convention:
                 used.
             squared: whether to sum the squared absolute values of the products.
         """
-        role, order = self.role, self.order
-        inputs, taps, outputs = (views[key].shape[3:] for key in "xwy")
+        role, (inputs, taps, outputs) = self.role, (views[key].shape[3:] for key in "xwy")
         tapes = self.tapes(inputs, taps, outputs)
         parts = self.operands({key: views[key] for key in self.factors})
         if squared:
@@ -396,43 +392,35 @@ class Convention:
         if "x" in parts:
             parts["x"] = read(parts["x"], tapes)
         kind = np.complex128 if any(part.dtype.kind == "c" for part in parts.values()) else "f8"
-        merged = {}
         for key, part in parts.items():
-            whole = part if key == "w" else np.moveaxis(part, 0, 1)
-            axis = 0 if key == "w" else 1
-            extent: tuple[int, ...] = whole.shape
-            merged[key] = np.ascontiguousarray(
-                whole.reshape(*extent[:axis], extent[axis] * extent[axis + 1], *extent[axis + 2 :]),
-                kind,
-            )
+            groups, first, second, *space = part.shape
+            if key == "w":
+                part = part.reshape(groups * first, second, *space)
+            else:
+                part = np.moveaxis(part, 0, 1).reshape(first, groups * second, *space)
+            parts[key] = np.ascontiguousarray(part, kind)
         words: dict[str, Any] = {
             "stride": tuple(rule.stride for rule in self.rules),
             "dilation": tuple(rule.dilation for rule in self.rules),
-            "groups": order.groups,
+            "groups": self.order.groups,
         }
         shape: Any = views[role].shape
-        groups, rest = shape[0], shape[1:]
+        groups, first, second, *space = shape
+        if role != "y":  # the library conjugates the second factor of a gradient
+            parts[self.factors[1]] = parts[self.factors[1]].conj()
         with np.errstate(all="ignore"):
-            if role == "y":
-                y = operations.conv_forward(merged["x"], merged["w"], **words)
-                return np.moveaxis(y.reshape(rest[0], groups, *rest[1:]), 1, 0)
-            # The library conjugates the second factor of a gradient.
-            second = self.factors[1]
-            merged[second] = merged[second].conj()
-            extents = tuple(len(index) for index in tapes)
             if role == "w":
-                filters, channels, *_ = rest
-                dw = operations.conv_backprop_filter(
-                    merged["x"], (groups * filters, channels, *taps), merged["y"], **words
-                )
+                own = (groups * first, second, *taps)
+                dw = operations.conv_backprop_filter(parts["x"], own, parts["y"], **words)
                 return dw.reshape(shape)
-            channels = groups * rest[1]
-            dx = operations.conv_backprop_input(
-                (rest[0], channels, *extents), merged["w"], merged["y"], **words
-            )
-        for axis, (index, size) in enumerate(zip(tapes, inputs, strict=True), 2):
-            dx = _written(dx, index, size, axis)
-        return np.moveaxis(dx.reshape(rest[0], groups, *rest[1:]), 1, 0)
+            if role == "y":
+                sums = operations.conv_forward(parts["x"], parts["w"], **words)
+            else:
+                padded = (first, groups * second, *map(len, tapes))
+                sums = operations.conv_backprop_input(padded, parts["w"], parts["y"], **words)
+                for axis, (index, size) in enumerate(zip(tapes, inputs, strict=True), 2):
+                    sums = _written(sums, index, size, axis)
+        return np.moveaxis(sums.reshape(first, groups, second, *space), 1, 0)
 
     def products(
         self, views: Mapping[str, np.ndarray], index: tuple[int, ...]
@@ -468,10 +456,8 @@ class Convention:
             r = r[position : position + 1]
         h = tape(p * rule.stride + r * rule.dilation - rule.pad, inputs, self.mode)
         used = h == position if self.role == "x" else h >= 0
-        p, r = (np.broadcast_to(each, h.shape)[used].tolist() for each in (p, r))
-        first, second = {"y": (h[used].tolist(), r), "x": (p, r), "w": (p, h[used].tolist())}[
-            self.role
-        ]
+        places = {"x": h, "w": np.broadcast_to(r, h.shape), "y": np.broadcast_to(p, h.shape)}
+        first, second = (places[role][used].tolist() for role in self.factors)
         return list(zip(first, second, strict=True))
 
 
@@ -494,9 +480,6 @@ def _written(full: np.ndarray, index: np.ndarray, size: int, axis: int) -> np.nd
 
 # -- padding by name -------------------------------------------------------------------------------
 
-Pairs = tuple[tuple[int, int], ...]
-"""Padding before and after each spatial axis."""
-
 
 def paddings(
     rules: tuple[Rule, ...], spatial: list[tuple[int, int, int]], is_transposed: bool
@@ -510,27 +493,27 @@ def paddings(
         is_transposed: whether inputs may be as many as output_padding permits.
     """
     axes = list(zip(rules, spatial, strict=True))
-    after = [missing_after(rule, *size) for rule, size in axes]
     before = [rule.pad for rule in rules]
     found = {}
     for word in dict.fromkeys((axes_text(before), "same", "same_lower", "causal", "full")):
         pairs = tuple(
             named_pair(word, rule, h, r) or (rule.pad, rule.pad) for rule, (h, r, _) in axes
         )
-        is_same = word.startswith("same")
         if word in ("causal", "full") and not any(map(any, pairs)):
             continue
-        for (b, a), (rule, (_, _, outputs)), least in zip(pairs, axes, after, strict=True):
+        for (b, a), (rule, size) in zip(pairs, axes, strict=True):
+            is_same, least = word.startswith("same"), missing_after(rule, *size)
             most = max(rule.dilation * (is_transposed and not is_same), rule.stride) - 1
-            is_determined = outputs > 1 or is_same
+            is_determined = size[2] > 1 or is_same
             if b != rule.pad or b < 0 or a < least or (is_determined and a > least + most):
                 break
         else:
             found[word] = pairs
     if not found:
+        after = [missing_after(rule, *size) for rule, size in axes]
         ends = tuple(
-            (b, a if size[2] > 1 and a < 1 - rule.stride else max(a, 0))
-            for b, a, (rule, size) in zip(before, after, axes, strict=True)
+            (rule.pad, a if size[2] > 1 and a < 1 - rule.stride else max(a, 0))
+            for a, (rule, size) in zip(after, axes, strict=True)
         )
         found[axes_text(ends)] = ends
     return found

@@ -66,12 +66,12 @@ def _picture(axis: ConvAxis, name: str) -> str:
         return ""
     shown = sorted({*sizes[:2], axis.input, *sizes[-2:]})
     starts = [axis.of_input(size).pad_before for size in shown]
-    ends = [start + size for start, size in zip(starts, shown, strict=True)]
     cell = len(str(longest(axis))) + 2
     places = visible(longest(axis), max(_WIDTH // (cell + 1), 5))
     if None in places:
-        needed = {0, 1, full - 1, *starts, *(start + 1 for start in starts)}
-        places = list(with_gaps([*needed, *(end - 1 for end in ends)]))
+        ends = (start + size - 1 for start, size in zip(starts, shown, strict=True))
+        needed = {0, 1, full - 1, *starts, *(start + 1 for start in starts), *ends}
+        places = list(with_gaps(needed))
     rows = [("full result", 0, full)]
     for place, (start, size) in enumerate(zip(starts, shown, strict=True)):
         if place and size > shown[place - 1] + 1:

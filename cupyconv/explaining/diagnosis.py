@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -12,25 +12,21 @@ import numpy as np
 
 from cupyconv import arrays, formats
 from cupyconv.errors import ConvError, ConvTypeError, python_argument, require_word
-from cupyconv.explaining import translate
-from cupyconv.explaining.conventions import (
-    ROLES,
-    Convention,
-    Order,
-    Rule,
-    axes_text,
-    missing_after,
-    named_pair,
-    paddings,
-    span,
-    usual_conjugation,
-)
-from cupyconv.explaining.search import LEAST_EVIDENCE, LEVELS, ROUNDINGS, Comparison, Search
+from cupyconv.explaining import conventions, translate
+from cupyconv.explaining.conventions import PLAIN, Convention, Finish, Order, Rule, axes_text
+from cupyconv.explaining.search import LEAST_EVIDENCE, ROUNDINGS, Comparison, Search
 from cupyconv.explaining.shapes import listed
 from cupyconv.explaining.terms import SHOWN_FIRST, SHOWN_LAST, counted_large, indexed, plain
 from cupyconv.formats import SPATIAL_AXES
 from cupyconv.markup import Block, Document, Paragraph, Section, Table, Verbatim
-from cupyconv.problem import ITEMSIZE, ConvProblem, counted, require_output, shape_text
+from cupyconv.problem import (
+    ITEMSIZE,
+    ConvOptions,
+    ConvProblem,
+    counted,
+    require_output,
+    shape_text,
+)
 from cupyconv.remedies import Names
 
 OPERANDS = {"y": ("x", "w"), "dx": ("w", "dy"), "dw": ("x", "dy"), "db": ("dy",)}
@@ -40,7 +36,7 @@ ACTIVATIONS = (None, "relu", "silu", "gelu")
 """Activations that a layer may have."""
 
 LARGEST = 1e70
-"""Largest magnitude of an array (hand-set): float64 has the squares of products."""
+"""Largest magnitude of an array: float64 has the sum of 1e28 squares of products of such values."""
 
 SHOWN_TERMS = SHOWN_FIRST + SHOWN_LAST
 """Largest number of products of an element that are printed."""
@@ -124,54 +120,31 @@ def diagnose(
             f"got activation={activation!r} with {listed(gradients)}",
             "Multiply dy by the derivative of the activation, and pass it without activation",
         )
-    layer = {
-        "stride": stride,
-        "padding": padding,
-        "dilation": dilation,
-        "groups": groups,
-        "data_format": data_format,
-        "filter_format": filter_format,
-    }
+    options = ConvOptions(stride, padding, dilation, groups, data_format, filter_format)
+    layer = options._asdict()
+    steps = dilation if isinstance(dilation, (tuple, list)) else (dilation,)
+    dilations = tuple(step for step in steps if isinstance(step, int) and step > 0) or (1,)
     findings: list[Finding | BiasFinding] = []
     for number, result in enumerate(results):
-        names = (*OPERANDS[result], result)
-        missing = [name for name in names if name not in tensors]
-        if missing:
-            raise ConvError(
-                f"{result} must come with {listed(OPERANDS[result])}",
-                f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing",
-                f"Pass {listed(missing)}",
-            )
-        part = {name: tensors[name] for name in names}
-        if min(map(np.size, part.values())) == 0:
-            raise ConvError(
-                "the arrays of a diagnosis must have elements",
-                ", ".join(f"{name} is {_shape_text(array)}" for name, array in part.items()),
-                "Pass arrays with elements",
-            )
+        part = _part(result, tensors)
         if result == "db":
             findings.append(BiasFinding(part["dy"], part["db"], taken["db"][1], data_format))
             continue
         claim, mismatch = _claim(result, part, layer, bool(transposed), output_padding)
-        if claim is not None and result == "y":
-            claim = claim.with_finish(
-                bias="none" if bias is None else "given", activation=activation
-            )
-        add = tensors.get("bias") if result == "y" else None
+        add, finish = None, PLAIN
+        if result == "y":
+            add = tensors.get("bias")
+            finish = Finish(1.0, "none" if add is None else "given", activation)
+        if claim is not None:
+            claim = replace(claim, finish=finish)
         if add is not None and (add.ndim != 1 or len(add) not in part["y"].shape):
             raise ConvError(
                 "bias must have one value per channel of y",
                 f"bias is {_shape_text(add)}, y is {_shape_text(part['y'])}",
             )
+        dtypes = {name: taken[name][1] for name in part}
         search = Search(
-            result,
-            part,
-            add,
-            claim,
-            bool(transposed),
-            {name: taken[name][1] for name in names},
-            _integers(dilation),
-            activation if result == "y" else None,
+            result, part, add, claim, bool(transposed), dtypes, dilations, finish.activation
         )
 
         def report(share: float, done: int = number) -> None:
@@ -183,10 +156,24 @@ def diagnose(
     return Diagnosis(tuple(findings))
 
 
-def _integers(value: Any) -> tuple[int, ...]:
-    """Return the integers of an argument with an integer for all axes, or one per axis."""
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return tuple(each for each in values if isinstance(each, int) and each > 0) or (1,)
+def _part(result: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return a result and its operands, after checking that they are passed and not empty."""
+    names = (*OPERANDS[result], result)
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise ConvError(
+            f"{result} must come with {listed(OPERANDS[result])}",
+            f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing",
+            f"Pass {listed(missing)}",
+        )
+    part = {name: tensors[name] for name in names}
+    if min(map(np.size, part.values())) == 0:
+        raise ConvError(
+            "the arrays of a diagnosis must have elements",
+            ", ".join(f"{name} is {_shape_text(array)}" for name, array in part.items()),
+            "Pass arrays with elements",
+        )
+    return part
 
 
 def _taken(name: str, value: Any) -> tuple[np.ndarray, str]:
@@ -224,7 +211,7 @@ def _claim(
     output_padding: Any,
 ) -> tuple[Convention | None, str]:
     """Return the convention that the arguments describe, or the reason why they do not fit."""
-    names = ROLES[result, transposed]
+    names = conventions.ROLES[result, transposed]
     shapes = {role: tensors[name].shape for role, name in names.items()}
     axes = len(shapes["w"])
     is_plain = axes < 3 and all(len(shape) == axes for shape in shapes.values())
@@ -232,25 +219,25 @@ def _claim(
     if rank not in SPATIAL_AXES:
         return None, f"w has {counted(axes, 'axis', 'axes')}; a layer has 3, 4 or 5"
     words: dict[str, Any] = {**layer, "dtype": "float64"}
-    readings, full = {}, {}
+    readings: dict[str, Any] = {}
+    full: dict[str, Any] = {}
     try:
         data = formats.resolve_data_format(layer["data_format"], rank)
         filters = formats.resolve_filter_format(layer["filter_format"], rank, data)
         for role, word in {"x": data, "w": filters, "y": data}.items():
-            lacking = len(word) - len(shapes[role])
-            dropped = {0: "", 1: "" if role == "w" else "N", 2: "NCOI"}.get(lacking, "")
+            axes = len(shapes[role])
+            dropped = ("", "" if role == "w" else "N", "NCOI")[min(max(len(word) - axes, 0), 2)]
             readings[role] = "".join(letter for letter in word if letter not in dropped)
-            if len(readings[role]) != len(shapes[role]):
-                axes_ = counted(len(shapes[role]), "axis", "axes")
-                return None, f"{names[role]} has {axes_}, and {word} has {len(word)}"
-            sizes = iter(shapes[role])
-            full[role] = tuple(1 if letter in dropped else next(sizes) for letter in word)
-        if transposed and output_padding is not None:
+            if len(readings[role]) != axes:
+                has = counted(axes, "axis", "axes")
+                return None, f"{names[role]} has {has}, and {word} has {len(word)}"
+            known = conventions.sizes(readings[role], shapes[role])
+            full[role] = tuple(known.get(letter, 1) for letter in word)
+        if transposed and (result == "y" or output_padding is not None):
+            size: dict[str, Any] = {"input_shape": full["x"]} if output_padding is None else {}
             problem = ConvProblem.from_output(
-                full["y"], full["w"], output_padding=output_padding, **words
+                full["y"], full["w"], output_padding=output_padding, **size, **words
             )
-        elif transposed and result == "y":
-            problem = ConvProblem.from_output(full["y"], full["w"], input_shape=full["x"], **words)
         else:
             problem = ConvProblem(full["x"], full["w"], **words)
             require_output(Names(names["x"], names["w"], names["y"]), problem, full["y"])
@@ -262,11 +249,8 @@ def _claim(
             )
     except ConvError as error:
         return None, f"{error.rule}: {error.values}"
-    conjugated = usual_conjugation(result, transposed)
-    flipped = (False,) * rank
-    order = Order(
-        readings["x"], readings["w"], readings["y"], problem.groups, flipped, (), conjugated
-    )
+    flipped, conjugated = (False,) * rank, conventions.usual_conjugation(result, transposed)
+    order = Order(**readings, groups=problem.groups, flipped=flipped, conjugated=conjugated)
     rules = tuple(Rule(axis.stride, axis.dilation, axis.pad_before) for axis in problem.axes)
     return Convention(result, transposed, order, rules), ""
 
@@ -301,19 +285,16 @@ class Finding:
     @cached_property
     def degenerate(self) -> str:
         """Reason why the values cannot tell conventions apart; empty if they can."""
-        tensors = self.search.tensors
+        tensors, level = self.search.tensors, self.fits[0].level if self.fits else None
         for name, array in tensors.items():
             if not array.any():
                 return f"{name} is zero everywhere"
         for name, array in tensors.items():
             if array.size > 1 and (array == array.flat[0]).all():
                 return f"all elements of {name} are equal"
-        level = self.fits[0].level if self.fits else None
         if level is not None and self.search.evidence(level) < LEAST_EVIDENCE:
             return f"{self.result} has too few different values"
-        if self.search.too_many:
-            return "too many conventions fit"
-        return ""
+        return "too many conventions fit" if self.search.too_many else ""
 
     @property
     def verdict(self) -> str:
@@ -322,10 +303,10 @@ class Finding:
         "agrees": your arguments give these values.  "other": another convention gives them.
         "undecided": the values cannot tell.  "none": no convention that was tried gives them.
         """
-        if self.fits and self.degenerate:
-            return "undecided"
         if not self.fits:
             return "none"
+        if self.degenerate:
+            return "undecided"
         claimed = self.search.claimed
         if claimed is not None and any(fit.convention == claimed.convention for fit in self.fits):
             return "other" if self.is_rough else "agrees"
@@ -334,21 +315,22 @@ class Finding:
     @property
     def is_rough(self) -> bool:
         """Whether the values agree only at a lower precision than that of the arrays."""
-        level = self.fits[0].level
-        assert level is not None
-        return LEVELS.index(level) > self.search.usual and level.roundoff > 0
+        return self.fits[0].place > self.search.usual
+
+    @property
+    def best(self) -> Comparison | None:
+        """Comparison of the best convention; None if no convention fits the shapes."""
+        return self.fits[0] if self.fits else self.search.nearest
 
     @cached_property
     def settings(self) -> dict[str, str]:
         """Properties of the best convention, keyed by their names."""
-        best = self.fits[0] if self.fits else self.search.nearest
-        return {} if best is None else self._settings(best)
+        return {} if self.best is None else self._settings(self.best)
 
     @cached_property
     def differences(self) -> dict[str, tuple[str, str]]:
         """Your value and the value found, keyed by property, where the two differ."""
-        best = self.fits[0] if self.fits else self.search.nearest
-        if best is None:
+        if self.best is None:
             return {}
         yours = self.claimed_settings
         pairs = {
@@ -358,17 +340,17 @@ class Finding:
             )
             for key in dict.fromkeys((*self.settings, *yours))
         }
-        if yours["padding"] in self._paddings(best.convention):
+        if yours["padding"] in self.best.convention.paddings(self.search.tensors):
             del pairs["padding"]  # another name of the same padding
         return {key: (old, new) for key, (old, new) in pairs.items() if old != new}
 
     @cached_property
     def claimed_settings(self) -> dict[str, str]:
         """Properties that your arguments name, keyed by their names."""
-        best = self.fits[0] if self.fits else self.search.nearest
+        search, layer, best = self.search, self.layer, self.best
         if best is None:
             return {}
-        search, layer, order = self.search, self.layer, best.convention.order
+        order, names = best.convention.order, best.convention.names
         data = _quiet_format(formats.resolve_data_format, layer["data_format"], order.rank)
         filters = _quiet_format(
             formats.resolve_filter_format, layer["filter_format"], order.rank, data
@@ -376,9 +358,8 @@ class Finding:
         settings = {
             "layer": "transposed" if search.is_transposed else "convolution",
             "filter": "not flipped",
+            **{k: axes_text(layer[k]) for k in ("stride", "padding", "dilation", "groups")},
         }
-        for key in ("stride", "padding", "dilation", "groups"):
-            settings[key] = axes_text(layer[key])
         if self.result == "y":
             settings["bias"] = "none" if search.bias is None else "added"
             settings["activation"] = search.activation or "none"
@@ -387,114 +368,85 @@ class Finding:
         elif "output_padding" in self.settings:
             settings["output_padding"] = self.settings["output_padding"]
         if "conjugated" in self.settings:
-            usual = usual_conjugation(self.result, search.is_transposed)
-            settings["conjugated"] = self._conjugated(
-                replace(order, conjugated=usual), best.convention
-            )
+            usual = conventions.usual_conjugation(self.result, search.is_transposed)
+            settings["conjugated"] = self._conjugated(usual, best.convention)
         for role, word in {"x": data, "w": filters, "y": data}.items():
             found = getattr(order, role)
             # An array without a batch or channel axis has the rest of the format.
             rest = "".join(letter for letter in word if letter in found)
-            name = best.convention.names[role]
-            settings[f"order of {name}"] = rest if len(rest) == len(found) else word
+            settings[f"order of {names[role]}"] = rest if len(rest) == len(found) else word
         return settings
 
-    def _conjugated(self, order: Order, convention: Convention) -> str:
+    def _conjugated(self, which: tuple[bool, bool], convention: Convention) -> str:
         """Return the names of the conjugated factors."""
-        pairs = zip(convention.factors, order.conjugated, strict=True)
+        pairs = zip(convention.factors, which, strict=True)
         names = [convention.names[role] for role, is_conjugated in pairs if is_conjugated]
         return listed(names) if names else "none"
 
-    def _spatial(self, convention: Convention) -> list[tuple[int, int, int]]:
-        views = convention.views(self.search.tensors)
-        return list(zip(*(views[role].shape[3:] for role in "xwy"), strict=True))
-
-    def _paddings(self, convention: Convention) -> dict[str, Any]:
-        return paddings(convention.rules, self._spatial(convention), convention.is_transposed)
-
     def _settings(self, comparison: Comparison) -> dict[str, str]:
-        convention = comparison.convention
+        convention, tensors = comparison.convention, self.search.tensors
         order, finish, names = convention.order, convention.finish, convention.names
-        letters = SPATIAL_AXES[order.rank]
-        flipped = [letter for letter, flip in zip(letters, order.flipped, strict=True) if flip]
-        filter_text = f"flipped on {listed(flipped)}" if flipped else "not flipped"
-        named = self._paddings(convention)
-        pairs = next(iter(named.values()))
+        letters = zip(SPATIAL_AXES[order.rank], order.flipped, strict=True)
+        flipped = [letter for letter, is_flipped in letters if is_flipped]
+        padding, pairs = next(iter(convention.paddings(tensors).items()))
         settings = {
             "layer": "transposed" if convention.is_transposed else "convolution",
-            "filter": filter_text,
+            "filter": f"flipped on {listed(flipped)}" if flipped else "not flipped",
             **{f"order of {names[role]}": getattr(order, role) for role in "xwy"},
             "stride": axes_text(self._strides(convention)),
-            "padding": next(iter(named)),
+            "padding": padding,
             "dilation": axes_text([rule.dilation for rule in convention.rules]),
             "groups": str(order.groups),
         }
         if convention.is_transposed:
+            axes = zip(pairs, convention.rules, convention.spatial(tensors), strict=True)
             extra = [
-                after - missing_after(rule, *size)
-                for (_, after), rule, size in zip(
-                    pairs, convention.rules, self._spatial(convention), strict=True
-                )
+                after - conventions.missing_after(rule, *size) for (_, after), rule, size in axes
             ]
             settings["output_padding"] = axes_text(extra)
         settings["padding values"] = convention.mode
-        if convention.mode == "edge" and max(max(pair) for pair in pairs) == 1:
+        if convention.mode == "edge" and max(map(max, pairs)) == 1:
             settings["padding values"] = "edge, the same as symmetric for a padding of 1"
         for role in order.interleaved:
             settings[f"channels of {names[role]}"] = "interleaved between the groups"
-        if any(array.dtype.kind == "c" for array in self.search.tensors.values()):
-            settings["conjugated"] = self._conjugated(order, convention)
+        if any(array.dtype.kind == "c" for array in tensors.values()):
+            settings["conjugated"] = self._conjugated(order.conjugated, convention)
         if self.result == "y":
-            settings["bias"] = {
-                "none": "none",
-                "given": "added",
-                "fitted": "an unknown bias added",
-            }[finish.bias]
+            settings["bias"] = _BIASES[finish.bias]
             settings["activation"] = finish.activation or "none"
-        settings["scale"] = self._scale_text(convention)
+        settings["scale"] = "sum" if finish.scale == 1 else f"{finish.scale:.6g}"
+        if finish.scale != 1 and (word := self.search.scales(convention).get(finish.scale)):
+            settings["scale"] += f" ({word})"
         return settings
 
     def _strides(self, convention: Convention) -> list[int]:
         """Return strides with which each axis has its number of outputs."""
-        pairs = next(iter(self._paddings(convention).values()))
-        claim = self.search.claim
+        tensors, claim = self.search.tensors, self.search.claim
+        pairs = next(iter(convention.paddings(tensors).values()))
         known = [1] * len(pairs) if claim is None else [rule.stride for rule in claim.rules]
         strides = []
         for rule, (h, r, p), pair, stride in zip(
-            convention.rules, self._spatial(convention), pairs, known, strict=False
+            convention.rules, convention.spatial(tensors), pairs, known, strict=False
         ):
-            room = h + sum(pair) - span(rule, r) + 1
+            room = h + sum(pair) - conventions.span(rule, r) + 1
             strides.append(max(stride, rule.stride, room) if p == 1 else rule.stride)
         return strides
-
-    def _scale_text(self, convention: Convention) -> str:
-        scale = convention.finish.scale
-        if scale == 1:
-            return "sum"
-        word = self.search.scales(convention).get(scale)
-        return f"{scale:.6g}" + (f" ({word})" if word else "")
 
     # -- text --------------------------------------------------------------------------------------
 
     @property
     def headline(self) -> str:
         """The outcome in one sentence."""
-        result = self.result
-        if self.verdict == "agrees":
-            return f"Your options give these values of {result}"
-        if self.verdict == "none":
-            return f"No convention that was tried gives these values of {result}"
         changes = [f"{key} {new}" for key, (_, new) in self.differences.items()]
-        if self.is_rough:
-            changes.append(f"precision {self.rounding or self.format or self.fits[0].level.name}")  # type: ignore[union-attr]
-        if self.verdict == "other":
-            return f"Another convention gives these values of {result}: {', '.join(changes)}"
-        if self.degenerate or not changes:
-            return f"The data cannot tell which convention gave {result}"
-        return (
-            f"{len(self.fits)} conventions give these values of {result}; the nearest to your "
-            f"options: {', '.join(changes)}"
-        )
+        if self.verdict not in ("agrees", "none") and self.is_rough:
+            level = self.fits[0].level
+            changes.append(f"precision {self.rounding or self.format or (level and level.name)}")
+        if self.verdict == "undecided" and changes and not self.degenerate:
+            return (
+                f"{len(self.fits)} conventions give these values of {self.result}; the nearest to "
+                f"your options: {', '.join(changes)}"
+            )
+        return _headline(self.result, self.verdict, changes)
 
     @cached_property
     def rounding(self) -> str:
@@ -515,74 +467,66 @@ class Finding:
     @cached_property
     def precision(self) -> str:
         """Sentence on the precision of the agreement, and on its cause."""
-        best = self.fits[0]
-        level = best.level
+        best, rough = self.fits[0], self.is_rough
+        level, total = best.level, self.search.tensors[self.result].size
         assert level is not None
         compared = counted_large(best.compared, "element")
-        total = self.search.tensors[self.result].size
         part = f" ({best.compared / total:.0%} of {self.result})" if best.compared < total else ""
         if level.roundoff == 0:
             return f"All {compared}{part} are exactly equal."
-        text = (
+        cause = "TF32 or float16" if level.name.startswith("float16") else level.name
+        why = f" Arithmetic in {cause} gives differences of this size."
+        if self.rounding:
+            why = f" The operands were rounded to {self.rounding}."
+        elif self.format:
+            why = f" The values of {self.result} are {self.format} numbers."
+        return (
             f"All {compared}{part} agree up to {self.format or level.name} rounding; the largest "
             f"difference is {best.largest:.2g}, at {indexed(self.result, best.worst)}."
+            f"{why if rough else ''}"
         )
-        if not self.is_rough:
-            return text
-        if self.rounding:
-            return f"{text} The operands were rounded to {self.rounding}."
-        if self.format:
-            return f"{text} The values of {self.result} are {self.format} numbers."
-        cause = "TF32 or float16" if level.name.startswith("float16") else level.name
-        return f"{text} Arithmetic in {cause} gives differences of this size."
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
         """Sections of the text."""
-        search = self.search
+        search, best = self.search, self.best
         shapes = {name: _shape_text(array) for name, array in search.tensors.items()}
         operands = " and ".join(f"{name} {shapes[name]}" for name in OPERANDS[self.result])
-        blocks: list[Block] = [Paragraph(f"{self.result} {shapes[self.result]} from {operands}.")]
-        best = self.fits[0] if self.fits else search.nearest
-        is_near = best is not None and best.is_similar
+        texts = [f"{self.result} {shapes[self.result]} from {operands}."]
         if self.degenerate and self.fits:
-            blocks.append(
-                Paragraph(
-                    f"These values do not tell conventions apart: {self.degenerate}. Pass random "
-                    "values, and arrays with different sizes."
-                )
+            texts.append(
+                f"These values do not tell conventions apart: {self.degenerate}. Pass random "
+                "values, and arrays with different sizes."
             )
         elif self.fits:
-            blocks.append(Paragraph(self.precision))
+            texts.append(self.precision)
         if search.skipped and not self.fits:
-            blocks.append(
-                Paragraph(
-                    f"{search.skipped:,} combinations of order, stride and dilation were left out, "
-                    "because they take too long. Smaller arrays permit a more complete search."
-                )
+            texts.append(
+                f"{search.skipped:,} combinations of order, stride and dilation were left out, "
+                "because they take too long. Smaller arrays permit a more complete search."
             )
         if best is not None and not self.fits:
-            blocks.append(Paragraph(self._nearest_text(best)))
-        if self.verdict != "agrees" and is_near and not self.degenerate:
+            texts.append(self._nearest_text(best))
+        blocks: list[Block] = [*map(Paragraph, texts)]
+        is_other = self.verdict != "agrees" and not self.degenerate
+        is_near = best is not None and best.is_similar
+        if is_other and is_near and self.differences:
             head = ("", "your options", "these values" if self.fits else "nearest convention")
-            rows = [(key, *pair) for key, pair in self.differences.items()]
-            if rows:
-                blocks.append(Table(head, tuple(rows)))
+            rows = ((key, *pair) for key, pair in self.differences.items())
+            blocks.append(Table(head, tuple(rows)))
         if self.mismatch:
             blocks.append(Paragraph(f"Your options do not fit the shapes: {self.mismatch}."))
-        sections = [Section(self.headline, tuple(blocks))]
-        sections += self._difference_sections()
+        sections = [Section(self.headline, tuple(blocks)), *self._difference_sections()]
         many = self.degenerate and len(self.fits) > LISTED
         if (len(self.fits) > 1 or self._aliases()) and not many:
             sections.append(self._alternatives())
-        if best is not None and is_near and self.verdict != "agrees" and not self.degenerate:
+        if best is not None and is_near and is_other:
             sections += self._line_sections(best)
         return tuple(sections)
 
     def _nearest_text(self, best: Comparison) -> str:
-        tried = f"{self.search.tried:,} conventions were tried, and none comes near"
         if not best.is_similar:
-            return f"{tried}."
+            return f"{self.search.tried:,} conventions were tried, and none comes near."
         return (
             f"The nearest convention agrees in {best.agreeing:,} of "
             f"{counted_large(best.compared, 'element')}; its largest difference is "
@@ -597,68 +541,60 @@ class Finding:
         if other is None or other.first is None or not (yours or other.is_similar):
             return []
         who = "your options give" if yours else "the nearest convention gives"
-        name = indexed(self.result, other.first)
         wrong = other.compared - other.agreeing
-        lines = [
+        text = (
             f"The array has {_number(other.value)}, {who} {_number(other.expected)}. "
             f"{wrong:,} of {counted_large(other.compared, 'element')} "
             f"{'differs' if wrong == 1 else 'differ'}; the largest "
             f"difference is {other.largest:.3g}, at {indexed(self.result, other.worst)}."
-        ]
-        blocks: list[Block] = [Paragraph(lines[0])]
+        )
+        blocks: list[Block] = [Paragraph(text)]
         if self.fits:
             blocks += self._terms(self.fits[0].convention, other.first, "In the convention found")
-        blocks += self._terms(
-            other.convention, other.first, "With your options" if yours else "In the nearest"
-        )
-        return [Section(f"The first element that differs: {name}", tuple(blocks))]
+        what = "With your options" if yours else "In the nearest"
+        blocks += self._terms(other.convention, other.first, what)
+        title = f"The first element that differs: {indexed(self.result, other.first)}"
+        return [Section(title, tuple(blocks))]
 
     def _terms(self, convention: Convention, index: tuple[int, ...], what: str) -> list[Block]:
         """Return the products of an element, with the indices of the caller's arrays."""
-        search = self.search
+        search, factors = self.search, convention.factors
         views = convention.operands(convention.views(search.tensors))
         count, products = convention.products(views, search.viewed(convention, index))
-        first, second = convention.factors
-        names = convention.names[first], convention.names[second]
         lines = []
-        for a, b in islice(products, SHOWN_TERMS):
-            left, right = views[first][a].item(), views[second][b].item()
-            texts = [
-                indexed(name, search.stored(role, convention, place))
-                for name, role, place in ((names[0], first, a), (names[1], second, b))
-            ]
-            product_ = _number(left * right)
-            lines.append(
-                f"{texts[0]} * {texts[1]} = {_number(left)} * {_number(right)} = {product_}"
+        for places in islice(products, SHOWN_TERMS):
+            pairs = list(zip(factors, places, strict=True))
+            left, right = (views[role][place].item() for role, place in pairs)
+            texts = (
+                indexed(convention.names[role], search.stored(role, convention, place))
+                for role, place in pairs
             )
+            values = f"{_number(left)} * {_number(right)} = {_number(left * right)}"
+            lines.append(f"{' * '.join(texts)} = {values}")
         if count > SHOWN_TERMS:
             lines.append(f"... {counted_large(count - SHOWN_TERMS, 'more product')}")
-        steps = self._settings_after(convention)
-        name = indexed(self.result, index)
-        text = f"{what}, {name} is the sum of {counted_large(count, 'product')}{steps}."
-        return [Paragraph(text), *([Verbatim("\n".join(lines))] if lines else [])]
-
-    def _settings_after(self, convention: Convention) -> str:
-        finish = convention.finish
-        steps = []
+        finish, steps = convention.finish, [""]
         if finish.scale != 1:
             steps.append(f"multiplied by {finish.scale:.6g}")
         if finish.bias != "none":
             steps.append("plus the bias")
         if finish.activation:
             steps.append(f"then {finish.activation}")
-        return f", {', '.join(steps)}" if steps else ""
+        total = f"the sum of {counted_large(count, 'product')}{', '.join(steps)}"
+        text = f"{what}, {indexed(self.result, index)} is {total}."
+        return [Paragraph(text), *([Verbatim("\n".join(lines))] if lines else [])]
 
     def _aliases(self) -> list[str]:
         """Return the other names of the padding found."""
-        names = list(self._paddings(self.fits[0].convention)) if self.fits else []
+        if not self.fits:
+            return []
         shown = {self.settings.get("padding"), self.claimed_settings.get("padding")}
+        names = self.fits[0].convention.paddings(self.search.tensors)
         return [name for name in names if name not in shown]
 
     def _alternatives(self) -> Section:
         blocks: list[Block] = []
-        aliases = self._aliases()
-        if aliases:
+        if aliases := self._aliases():
             padding = self.settings["padding"]
             same = f"Padding {listed([padding, *aliases])} are the same for these sizes"
             blocks.append(Paragraph(f"{same}{self._apart(padding, aliases[0])}."))
@@ -672,8 +608,8 @@ class Finding:
         if rows:
             heads = ("also gives these values", "to tell it apart, use")
             blocks.append(Table(heads, tuple(rows)))
-        if len(self.fits) > LISTED + 1:
-            more = len(self.fits) - LISTED - 1
+        more = len(self.fits) - LISTED - 1
+        if more > 0:
             blocks.append(Paragraph(f"{counted(more, 'other convention')} fit, too."))
         return Section("Other conventions with the same values", tuple(blocks))
 
@@ -682,13 +618,13 @@ class Finding:
         convention = self.fits[0].convention
         letters = SPATIAL_AXES[convention.order.rank]
         for letter, rule, (h, r, _) in zip(
-            letters, convention.rules, self._spatial(convention), strict=True
+            letters, convention.rules, convention.spatial(self.search.tensors), strict=True
         ):
             for size in (*range(h, h + 4), *range(h, 0, -1)):
-                pairs: Any = [named_pair(word, rule, size, r) for word in words]
+                pairs: Any = [conventions.named_pair(word, rule, size, r) for word in words]
                 if None in pairs:
                     return ""
-                room = [size + b + a - span(rule, r) for b, a in pairs]
+                room = [size + b + a - conventions.span(rule, r) for b, a in pairs]
                 ends = [(b, n // rule.stride) for (b, _), n in zip(pairs, room, strict=True)]
                 if min(room) >= 0 and ends[0] != ends[1]:
                     return f"; they differ for an input of {letter} = {size}"
@@ -699,26 +635,22 @@ class Finding:
         layer = _layer(self, best)
         if layer is None:
             return []
-        before = {} if self.search.claimed is None else _lines(_layer(self, self.search.claimed))
+        claimed, finish = self.search.claimed, best.convention.finish
+        before = {} if claimed is None else _lines(_layer(self, claimed))
         rows = []
         for framework, line in _lines(layer).items():
-            old = before.get(framework)
-            if old is not None and old != line:
-                rows += [f"{framework}:", f"  - {old}", f"  + {line}"]
-            else:
-                rows += [f"{framework}:", f"    {line}"]
-        texts = list(layer.before)
+            old = before.get(framework, line)
+            changed = [f"    {line}"] if old == line else [f"  - {old}", f"  + {line}"]
+            rows += [f"{framework}:", *changed]
         blocks: list[Block] = []
-        if texts:
-            blocks += [Paragraph("Before, in NumPy:"), Verbatim("\n".join(texts))]
-        blocks.append(Paragraph("X and W are x and w in the framework's order of axes:"))
-        blocks.append(Verbatim("\n".join(rows)))
-        if layer.after:
-            blocks += [Paragraph("After, in NumPy:"), Verbatim("\n".join(layer.after))]
-        finish = best.convention.finish
-        steps = [text for text in ("the bias", finish.activation or "") if text]
-        if finish.bias == "none":
-            steps = steps[1:]
+        for head, lines in (
+            ("Before, in NumPy:", layer.before),
+            ("X and W are x and w in the framework's order of axes:", rows),
+            ("After, in NumPy:", layer.after),
+        ):
+            blocks += [Paragraph(head), Verbatim("\n".join(lines))] if lines else []
+        steps = ["the bias"] if finish.bias != "none" else []
+        steps += [finish.activation] if finish.activation else []
         if steps:
             blocks.append(Paragraph(f"The other frameworks' lines lack {listed(steps)}."))
         if best.bias is not None:
@@ -732,7 +664,6 @@ class Finding:
         """Return the finding as plain data, ready for JSON."""
         search = self.search
         layer = _layer(self, self.fits[0]) if self.fits else None
-        claimed = search.claimed
         return {
             "result": self.result,
             "verdict": self.verdict,
@@ -744,21 +675,23 @@ class Finding:
             "precision": self.precision if self.fits else None,
             "conventions": [self._fit_dict(fit) for fit in self.fits],
             "same_padding": self._aliases(),
-            "yours": None if claimed is None else self._fit_dict(claimed),
-            "nearest": None if search.nearest is None else self._fit_dict(search.nearest),
+            "yours": self._fit_dict(search.claimed),
+            "nearest": self._fit_dict(search.nearest),
             "tried": search.tried,
             "left_out": search.skipped,
-            "before": [] if layer is None else list(layer.before),
-            "lines": {} if layer is None else _lines(layer),
-            "after": [] if layer is None else list(layer.after),
+            "before": list(layer.before) if layer else [],
+            "lines": _lines(layer),
+            "after": list(layer.after) if layer else [],
         }
 
-    def _fit_dict(self, fit: Comparison) -> dict[str, Any]:
+    def _fit_dict(self, fit: Comparison | None) -> dict[str, Any] | None:
+        if fit is None:
+            return None
         return {
             "settings": self._settings(fit),
             "compared": fit.compared,
             "agreeing": fit.agreeing,
-            "precision": None if fit.level is None else fit.level.name,
+            "precision": fit.level and fit.level.name,
             "largest_difference": fit.largest,
             "largest_difference_at": list(fit.worst),
             "first_difference_at": None if fit.first is None else list(fit.first),
@@ -767,6 +700,9 @@ class Finding:
             "bias": None if fit.bias is None else [plain(value.item()) for value in fit.bias],
         }
 
+
+_BIASES = {"none": "none", "given": "added", "fitted": "an unknown bias added"}
+"""Texts on the bias of a convention, keyed by ``Finish.bias``."""
 
 _DEFAULTS = {
     "padding values": "zeros",
@@ -797,15 +733,27 @@ def _told_apart(changed: set[str]) -> str:
     return found[0] if found else "random values"
 
 
+def _headline(result: str, verdict: str, changes: Sequence[str]) -> str:
+    """Return the outcome of a diagnosis in one sentence.
+
+    Args:
+        changes: properties that differ from those of your options.
+    """
+    return {
+        "agrees": f"Your options give these values of {result}",
+        "other": f"Another convention gives these values of {result}: {', '.join(changes)}",
+        "undecided": f"The data cannot tell which convention gave {result}",
+        "none": f"No convention that was tried gives these values of {result}",
+    }[verdict]
+
+
 def _plain_differences(finding: Finding | BiasFinding) -> dict[str, dict[str, str]]:
     pairs = finding.differences.items()
     return {key: {"yours": old, "found": new} for key, (old, new) in pairs}
 
 
 def _number(value: complex) -> str:
-    if isinstance(value, complex):
-        return f"({value:.7g})"
-    return f"{value:.9g}"
+    return f"({value:.7g})" if isinstance(value, complex) else f"{value:.9g}"
 
 
 def _quiet_format(resolve: Callable[..., str], *arguments: Any) -> str:
@@ -842,23 +790,22 @@ def _layer(finding: Finding, comparison: Comparison) -> _Layer | None:
     views = convention.views(search.tensors)
     groups, images, channels, *inputs = views["x"].shape
     _, filters, _, *taps = views["w"].shape
-    data = order.x if order.x == order.y else ""
-    if data not in formats.data_formats(order.rank):
+    data, target = order.x, f"{letters}IO" if order.w == f"{letters}GM" else order.w
+    if order.x != order.y or data not in formats.data_formats(order.rank):
         data = formats.data_formats(order.rank)[0]
-    target = f"{letters}IO" if order.w == f"{letters}GM" else order.w
     if target not in formats.filter_formats(order.rank):
         target = formats.filter_formats(order.rank)[0]
-    before: list[str] = []
-    after: list[str] = []
-    for each, word in {"x": data, "w": target, "y": data}.items():
-        after += _rearranged(finding, convention, each, word) if each == role else []
-        before += _rearranged(finding, convention, each, word) if each != role else []
-    named = finding._paddings(convention)
+    lines = {
+        each: _rearranged(finding, convention, each, word)
+        for each, word in {"x": data, "w": target, "y": data}.items()
+    }
+    after = lines.pop(role)
+    before = [line for each in lines.values() for line in each]
+    named = convention.paddings(search.tensors)
     claimed = str(finding.layer["padding"]).lower()
     chosen = claimed if claimed in named else next(iter(named))
     pairs = named[chosen]
-    padding: Any = chosen if chosen in ("same", "same_lower") else None
-    padding = padding or [(max(b, 0), max(a, 0)) for b, a in pairs]
+    padding: Any = [(max(b, 0), max(a, 0)) for b, a in pairs]
 
     def along(entries: Any) -> list[Any]:
         """Return an entry for each axis of x, (0, 0) for batch and channels."""
@@ -867,10 +814,11 @@ def _layer(finding: Finding, comparison: Comparison) -> _Layer | None:
     if convention.mode != "zeros":
         if role == "x":
             return None
-        padding = [(max(b, 0), max(a, 0)) for b, a in pairs]
         before.append(f'{name} = np.pad({name}, {along(padding)}, mode="{convention.mode}")')
         inputs = [size + sum(pair) for size, pair in zip(inputs, padding, strict=True)]
         padding = 0
+    elif chosen in ("same", "same_lower"):
+        padding = chosen
     crops = [(max(-b, 0), max(-a, 0)) for b, a in pairs]
     if any(map(any, crops)):
         inputs = [size - sum(pair) for size, pair in zip(inputs, crops, strict=True)]
@@ -881,28 +829,24 @@ def _layer(finding: Finding, comparison: Comparison) -> _Layer | None:
             before.append(f"{name} = {name}[{slices}]")
     if convention.finish.scale != 1:
         after.append(f"{convention.result} = {convention.result} * {convention.finish.scale!r}")
-    sizes = {"N": images, "C": groups * channels, **dict(zip(letters, inputs, strict=True))}
-    extents = {"O": groups * filters, "I": channels, **dict(zip(letters, taps, strict=True))}
-    dtype = search.dtypes[search.result]
+    extents = {"N": images, "C": groups * channels, **dict(zip(letters, inputs, strict=True))}
+    kernel = {"O": groups * filters, "I": channels, **dict(zip(letters, taps, strict=True))}
+    dtype: Any = search.dtypes[search.result]
     if any(array.dtype.kind == "c" for array in search.tensors.values()):
         dtype = "complex128" if "complex128" in search.dtypes.values() else "complex64"
+    strides, dilations = finding._strides(convention), [rule.dilation for rule in convention.rules]
+    options = ConvOptions(strides, padding, dilations, groups, data, target)
     try:
         problem = ConvProblem(
-            [sizes[letter] for letter in data],
-            [extents[letter] for letter in target],
-            stride=finding._strides(convention),
-            padding=padding,
-            dilation=[rule.dilation for rule in convention.rules],
-            groups=groups,
-            data_format=data,
-            filter_format=target,
-            dtype=dtype if dtype in ITEMSIZE else "float32",  # type: ignore[arg-type]
+            [extents[letter] for letter in data],
+            [kernel[letter] for letter in target],
+            dtype=dtype if dtype in ITEMSIZE else "float32",
+            **options._asdict(),
         )
     except ConvError:
         return None
-    if problem.output_sizes != views["y"].shape[3:]:
-        return None
-    return _Layer(problem, convention, tuple(before), tuple(after))
+    fits = problem.output_sizes == views["y"].shape[3:]
+    return _Layer(problem, convention, tuple(before), tuple(after)) if fits else None
 
 
 def _rearranged(finding: Finding, convention: Convention, role: str, target: str) -> list[str]:
@@ -913,20 +857,20 @@ def _rearranged(finding: Finding, convention: Convention, role: str, target: str
     kept = [letter for letter in wanted if letter in reading]
     there = tuple(reading.index(letter) for letter in kept)
     back = tuple(kept.index(letter) for letter in reading)
-    shape = tuple(array.shape[place] for place in there)
-    sizes = dict(zip(kept, shape, strict=True))
+    sizes = {letter: array.shape[place] for letter, place in zip(kept, there, strict=True)}
+    shape = tuple(sizes.values())
     sizes["O"] = sizes.get("O", sizes.get("G", 1) * sizes.get("M", 1))
     full = tuple(sizes.get(letter, 1) for letter in target)
     # Pairs: a call for an operand, and its inverse for a result.
     steps = []
-    if there != back or there != tuple(sorted(there)):
+    if there != tuple(sorted(there)):
         steps.append((f".transpose{there}", f".transpose{back}"))
     if role in order.interleaved:
         axis = target.index("O" if role == "w" else "C")
-        pair = full[axis] // order.groups, order.groups
-        split = f".reshape{(*full[:axis], *pair, *full[axis + 1 :])}.swapaxes({axis}, {axis + 1})"
-        merge = f".reshape{(*full[:axis], *pair[::-1], *full[axis + 1 :])}"
-        merge = f"{merge}.swapaxes({axis}, {axis + 1})"
+        begin, inner, end = full[:axis], full[axis] // order.groups, full[axis + 1 :]
+        swap = f".swapaxes({axis}, {axis + 1})"
+        split = f".reshape{(*begin, inner, order.groups, *end)}{swap}"
+        merge = f".reshape{(*begin, order.groups, inner, *end)}{swap}"
         steps.append((f"{split}.reshape{full}", f"{merge}.reshape{shape}"))
     elif shape != full:
         steps.append((f".reshape{full}", f".reshape{shape}"))
@@ -949,17 +893,16 @@ def _lines(layer: _Layer | None) -> dict[str, str]:
     if layer is None:
         return {}
     convention, problem = layer.convention, layer.problem
-    gradient = convention.result.removeprefix("d")
     lines = {"cupyconv": _library_line(layer)}
-    for framework in translate.translations(problem, convention.is_transposed):
-        call = framework.call
-        if convention.result != "y":
-            if problem.is_complex and framework.framework == "JAX":
-                continue  # its gradients are the conjugates
-            call = f"the gradient of {call} with respect to {gradient}"
-        lines[framework.framework] = call
-    scipy = _scipy_line(layer)
-    if scipy:
+    for entry in translate.translations(problem, convention.is_transposed):
+        lines[entry.framework] = entry.call
+    if convention.result != "y":
+        if problem.is_complex:
+            lines.pop("JAX", None)  # its gradients are the conjugates
+        gradient = convention.result.removeprefix("d")
+        for framework in lines.keys() - {"cupyconv"}:
+            lines[framework] = f"the gradient of {lines[framework]} with respect to {gradient}"
+    if scipy := _scipy_line(layer):
         lines["SciPy"] = scipy
     return lines
 
@@ -967,18 +910,18 @@ def _lines(layer: _Layer | None) -> dict[str, str]:
 def _library_line(layer: _Layer) -> str:
     convention, problem = layer.convention, layer.problem
     x, w, y = (convention.names[role] for role in "xwy")
+    data = formats.resolve_data_format(None, problem.spatial_rank)
+    filters = formats.resolve_filter_format(None, problem.spatial_rank, problem.data_format)
     words: dict[str, Any] = {}
-    for key, value in problem.keywords.items():
+    for (key, value), default in zip(
+        problem.keywords.items(), (1, 0, 1, 1, data, filters), strict=True
+    ):
         if key == "padding" and isinstance(value, tuple) and all(a == b for a, b in value):
             value = tuple(before for before, _ in value)
         if isinstance(value, tuple) and len(set(value)) == 1 and isinstance(value[0], int):
             value = value[0]
-        words[key] = value
-    data = formats.resolve_data_format(None, problem.spatial_rank)
-    filters = formats.resolve_filter_format(None, problem.spatial_rank, problem.data_format)
-    defaults = (1, 0, 1, 1, data, filters)
-    usual = dict(zip(words, defaults, strict=True))
-    words = {key: value for key, value in words.items() if value not in (usual[key], "valid")}
+        if value not in (default, "valid"):
+            words[key] = value
     bias = ", bias" if convention.finish.bias != "none" else ""
     if convention.finish.activation:
         words["activation"] = convention.finish.activation
@@ -991,17 +934,15 @@ def _library_line(layer: _Layer) -> str:
         call = f"{x} = cupyconv.conv_transpose({y}, {w}{bias}"
     else:
         call = f"{x} = cupyconv.conv_backprop_input({problem.input_shape}, {w}, {y}"
-    return "".join([call, *(f", {python_argument(*word)}" for word in words.items()), ")"])
+    return f"{', '.join([call, *(python_argument(*word) for word in words.items())])})"
 
 
 def _scipy_line(layer: _Layer) -> str:
     """Return SciPy's line; empty if the layer has channels, stride or dilation."""
-    problem, order = layer.problem, layer.convention.order
-    if layer.convention.role != "y" or problem.N * problem.C * problem.K > 1:
-        return ""
-    if problem.is_complex:  # correlate conjugates w
-        return ""
-    if max(problem.stride) > 1 or max(problem.dilation) > 1 or len(set(order.flipped)) > 1:
+    problem, flipped = layer.problem, layer.convention.order.flipped
+    is_plain = max(*problem.stride, *problem.dilation) == 1 and len(set(flipped)) == 1
+    has_channels = layer.convention.role != "y" or problem.N * problem.C * problem.K > 1
+    if has_channels or not is_plain or problem.is_complex:  # correlate conjugates w
         return ""
     taps = problem.filter_sizes
     modes = {
@@ -1010,7 +951,7 @@ def _scipy_line(layer: _Layer) -> str:
         "full": tuple((r - 1, r - 1) for r in taps),
     }
     mode = next((mode for mode, pairs in modes.items() if pairs == problem.padding), None)
-    function = "convolve" if order.flipped[0] else "correlate"
+    function = "convolve" if flipped[0] else "correlate"
     return f'scipy.signal.{function}(x, w, mode="{mode}") on {len(taps)}-D arrays' if mode else ""
 
 
@@ -1051,13 +992,13 @@ class BiasFinding:
             1 / count: "mean",
             1.0: "sum",
         }
+        tolerance = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-45}
         for axis in dict.fromkeys((self._asked, *range(dy.ndim))):
             if dy.shape[axis] != db.size:
                 continue
             others = tuple(a for a in range(dy.ndim) if a != axis)
             sums = dy.astype(np.result_type(dy, "f8")).sum(others)
             size = np.sqrt((np.abs(dy) ** 2).sum(others)) * 8 + np.abs(sums)
-            tolerance = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-45}
             for scale, word in sorted(scales.items(), reverse=True):
                 error = np.abs(db - sums * scale)
                 if (error <= tolerance.get(self.dtype, 2.0**-20) * size * scale).all():
@@ -1088,15 +1029,8 @@ class BiasFinding:
     @property
     def headline(self) -> str:
         """The outcome in one sentence."""
-        return {
-            "agrees": "Your options give these values of db",
-            "none": "No convention that was tried gives these values of db",
-            "undecided": "The data cannot tell which convention gave db",
-        }.get(
-            self.verdict,
-            "Another convention gives these values of db: "
-            + ", ".join(f"{key} {new}" for key, (_, new) in self.differences.items()),
-        )
+        changes = [f"{key} {new}" for key, (_, new) in self.differences.items()]
+        return _headline("db", self.verdict, changes)
 
     @property
     def sections(self) -> tuple[Section, ...]:
@@ -1105,10 +1039,8 @@ class BiasFinding:
         if self.fit is not None:
             axis, scale, _, error = self.fit
             times = "" if scale == 1 else f", times {scale:.6g}"
-            text += (
-                f" db is the sum of dy over all axes but axis {axis}{times}. The largest "
-                f"difference is {error:.2g}."
-            )
+            text += f" db is the sum of dy over all axes but axis {axis}{times}."
+            text += f" The largest difference is {error:.2g}."
         return (Section(self.headline, (Paragraph(text),)),)
 
     def to_dict(self) -> dict[str, Any]:

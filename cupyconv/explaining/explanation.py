@@ -95,19 +95,17 @@ def _checked_arrays(
     Raises:
         ConvError, ConvTypeError: an array is invalid, as in ``explain``.
     """
-    shapes_of = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
-    layer = "problem"
-    if is_transposed:
-        layer = "transposed layer"
-        shapes_of |= {"x": problem.output_shape, "y": problem.input_shape}
     passed = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if not passed:
         return {}
     import numpy as np
 
-    data = {name: arrays.take(name, tensor)[0] for name, tensor in passed.items()}
-    for name, array in data.items():
-        expected = shapes_of[name[-1]]  # a gradient has the shape of its tensor
+    shapes_of = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
+    layer, data = "transposed layer" if is_transposed else "problem", {}
+    taken = {name: arrays.take(name, tensor)[0] for name, tensor in passed.items()}
+    for name, array in taken.items():
+        own = terms.CONVOLUTION_NAMES[name] if is_transposed else name
+        expected = shapes_of[own[-1]]  # a gradient has the shape of its tensor
         if tuple(array.shape) != expected:
             raise ConvError(
                 f"{name} must have the shape of the {layer}'s {name}",
@@ -122,9 +120,8 @@ def _checked_arrays(
         kind = arrays.numpy_dtype(problem.dtype)
         if name in numbers.OPERANDS and array.dtype != kind:
             with np.errstate(over="ignore"):  # overflow to infinity, as a layer of this dtype does
-                data[name] = arrays.on_host(array).astype(kind)
-    if is_transposed:
-        return {terms.CONVOLUTION_NAMES[name]: array for name, array in data.items()}
+                taken[name] = arrays.on_host(array).astype(kind)
+        data[own] = taken[name]
     return data
 
 
@@ -226,8 +223,7 @@ class Explanation:
         return page.html(self.problem, self.data, self.document, marked, self.is_transposed)
 
     def _marked(self, element: str) -> Element | None:
-        unmarked = element is None or (isinstance(element, str) and not element)
-        return None if unmarked else self.element(element)
+        return self.element(element) if element or not isinstance(element, str | None) else None
 
     def show(self, element: str = "") -> Page:
         """Show the page: below the cell in Jupyter, otherwise in a browser.
@@ -266,8 +262,8 @@ class Explanation:
                 f"got {path}",
                 "Use one of these suffixes",
             )
-        content = (self.svg if path.suffix.lower() == ".svg" else self.page)(element)
-        files.put(path, content.encode())
+        draw = self.svg if path.suffix.lower() == ".svg" else self.page
+        files.put(path, draw(element).encode())
 
     # -- text --------------------------------------------------------------------------------------
 
@@ -338,8 +334,6 @@ class Explanation:
         problem = self.problem
         reasons = transposed_layer.reasons if self.is_transposed else shapes.reasons_with_addend
         explained = reasons(problem)
-        backward = adjoints.input_gradient_axes(problem)
-        weights = adjoints.filter_gradient_axes(problem)
         return {
             "title": self.title,
             "shapes": {entry.tensor: list(entry.shape) for entry in explained},
@@ -353,10 +347,14 @@ class Explanation:
                     **shapes.axis_dict(axis),
                     "above_smallest": axis.input - axis.first_input_size_for(axis.output),
                     "unread_after": axis.unread_after,
-                    "input_gradient": _adjoint_dict(dx, axis.output, axis.stride),
-                    "filter_gradient": _adjoint_dict(dw, axis.input, 1),
+                    "input_gradient": _adjoint_dict(
+                        adjoints.input_gradient_axis(axis), axis.output, axis.stride
+                    ),
+                    "filter_gradient": _adjoint_dict(
+                        adjoints.filter_gradient_axis(axis), axis.input, 1
+                    ),
                 }
-                for axis, dx, dw in zip(problem.axes, backward, weights, strict=True)
+                for axis in problem.axes
             ],
             "passes": [
                 {"pass": pass_, "gives": RESULT[pass_], **problem.gemm(pass_)._asdict()}

@@ -8,9 +8,13 @@ positions and the size of the axis.  Lengths are in pixels.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import product
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupyconv.explaining import scene, shapes, terms, transposed
@@ -50,45 +54,23 @@ MOST_FOR_WINDOW = 48
 """Largest number of cells, from the start of a strip to the end of its marked window, for which all
 of these cells are drawn (hand-set)."""
 
-_INK, _SOFT, _PAPER = ("#1f2933", "#e8ecf1"), ("#52606d", "#b3bec9"), ("#fff", "#14181d")
-_EDGE, _FIRST, _SECOND = ("#9aa5b1", "#66717e"), ("#9a5710", "#fbd38d"), ("#0f766e", "#7fd6c6")
-"""Colours as (light scheme, dark scheme)."""
-
-_RULES = {
-    ".paper": themed("fill", *_PAPER),
-    ".ink": themed("fill", *_INK),
-    ".soft": themed("fill", *_SOFT),
-    "text": "font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;font-size:12px",
-    ".title": "font-size:17px;font-weight:bold",
-    ".head": "font-size:14px;font-weight:bold",
-    ".small": "font-size:10px",
-    ".tiny": "font-size:9px",
-    ".least": "font-size:7px",
-    ".rule": "font-size:9px",
-    ".in": "text-anchor:middle",
-    ".end": "text-anchor:end",
-    ".cell": f"{themed('fill', '#f4f6f8', '#242b33')};{themed('stroke', *_EDGE)}",
-    ".pad": f"{themed('fill', *_PAPER)};{themed('stroke', *_EDGE)};stroke-dasharray:3 2",
-    ".zero": f"fill:url(#hatch);{themed('stroke', *_EDGE)}",
-    ".a": f"{themed('fill', '#fbd38d', '#7a4a10')};{themed('stroke', *_FIRST)};stroke-width:1.5",
-    ".ap": f"{themed('fill', '#fef3dc', '#3a2a12')};{themed('stroke', *_FIRST)};stroke-width:1.5;"
-    "stroke-dasharray:3 2",
-    ".b": f"{themed('fill', '#a7e3d6', '#12564e')};{themed('stroke', *_SECOND)};stroke-width:1.5",
-    ".r": f"{themed('fill', *_INK)};{themed('stroke', *_INK)};stroke-width:1.5",
-    ".light": themed("fill", "#fff", "#14181d"),
-    ".link": f"{themed('stroke', *_EDGE)};fill:none",
-    ".on": f"{themed('stroke', *_FIRST)};stroke-width:1.6;fill:none",
-    ".hatch": themed("stroke", "#c3ccd5", "#48525d"),
-}
-
 _CLASS = "cupyconv-figure"
 
-# A separate file follows the reader's colour scheme; a picture inside a page follows the
-# page's scheme.
-# The selectors keep the style away from other elements of the page.
-_STYLE = f".{_CLASS}:root{{color-scheme:light dark}}" + "".join(
-    f"\n.{_CLASS} {selector}{{{rule}}}" for selector, rule in _RULES.items()
-)
+
+@cache
+def _style() -> str:
+    """Return the CSS of a picture, in which selectors do not match other elements of a page.
+
+    A separate file follows the reader's colour scheme; a picture inside a page follows the page's.
+    """
+    rules = re.sub(
+        r"(\w+):light-dark\((.+?),(.+?)\)",
+        lambda place: themed(*place.groups()),
+        Path(__file__).with_name("figure.css").read_text(encoding="utf-8"),
+    )
+    selectors = (f"\n.{_CLASS} {rule}" for rule in rules.splitlines())
+    return f".{_CLASS}:root{{color-scheme:light dark}}{''.join(selectors)}"
+
 
 _HATCH = (
     '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse">'
@@ -128,42 +110,37 @@ def svg(
         ConvError: the layer is too large to draw.
     """
     drawn = scene.scene(problem, data, element, is_transposed=is_transposed)
-    canvas = Canvas()
-    head = scene.heading(problem, is_transposed)
-    canvas.text(MARGIN, MARGIN + 12, title or head, "ink title")
-    top = MARGIN + 34.0
-    if title:
-        canvas.text(MARGIN, top, head, "soft")
-        top += 18
-    lines = [shapes.settings(problem)]
+    canvas, head = Canvas(), scene.heading(problem, is_transposed)
+    lines = [head] if title else []
+    lines.append(shapes.settings(problem))
     if is_transposed:
         extra = shapes.one(tuple(map(transposed.output_padding, problem.axes)))
-        lines[0] += f"; output_padding {extra}, bias of {problem.C}"
+        lines[-1] += f"; output_padding {extra}, bias of {problem.C}"
         lines.append(scene.equivalent(problem))
+    canvas.text(MARGIN, MARGIN + 12, title or head, "ink title")
+    top = MARGIN + 34.0
     for line in lines:
         canvas.text(MARGIN, top, line, "soft")
         top += 18
     top += 16
     if max(problem.C, problem.K) > 1:
         top = _channels(canvas, drawn, top) + GAP
-    order = dict.fromkeys((drawn.opened, *scene.RESULTS))
-    for tensor in order:
+    for tensor in dict.fromkeys((drawn.opened, *scene.RESULTS)):
         top = _direction(canvas, drawn, drawn.directions[tensor], top) + GAP
     top -= GAP / 2
     for text in _values(drawn):
-        top = _prose(canvas, MARGIN, top, text)
+        top = _prose(canvas, top, text)
     top += GAP / 2
-    if problem.spatial_rank != 2:
-        if problem.spatial_rank == 3:
-            text = (
-                "The three axes are drawn separately. A 3-D window covers every combination of "
-                "the positions that it covers along each axis."
-            )
-            canvas.text(MARGIN, top, text, "ink")
-            top += 30
-        for axis in problem.axes:
-            _strips(canvas, axis, top, drawn)
-            top = canvas.height + 34
+    if problem.spatial_rank == 3:
+        text = (
+            "The three axes are drawn separately. A 3-D window covers every combination of the "
+            "positions that it covers along each axis."
+        )
+        canvas.text(MARGIN, top, text, "ink")
+        top += 30
+    for axis in problem.axes if problem.spatial_rank != 2 else ():
+        _strips(canvas, axis, top, drawn)
+        top = canvas.height + 34
     kind = "" if is_transposed else "convolution "
     return _document(canvas, f"The {kind}{head}, and its gradients")
 
@@ -191,36 +168,28 @@ def map_svg(drawn: TermMap) -> str:
     canvas = Canvas()
     canvas.text(MARGIN, MARGIN + 12, drawn.legend, "ink head")
 
-    def look(i: int, j: int) -> Look:
-        count = above[i] * last[j] * share
+    def look(row: int, column: int, _: object) -> Look:
+        count = above[row] * last[column] * share
         text = str(count) if most < 1000 else ""
         return ("cell", text, _shade(count, most)) if count else ("zero", "", "")
 
-    rows = visible(len(above), MOST_IN_STRIP)
-    columns = visible(len(last), MOST_IN_STRIP)
-    numbers = [*map(_number, rows)] if len(drawn.axes) > 1 else [""]
-    _, bottom = _grid(
-        canvas,
-        MARGIN,
-        MARGIN + 30,
-        rows,
-        columns,
-        lambda i, j: look(rows[i] or 0, columns[j] or 0),
-        [numbers, [*map(_number, columns)]],
-    )
+    rows, columns = (visible(len(counts), MOST_IN_STRIP) for counts in (above, last))
+    labels = [_numbers(rows) if len(drawn.axes) > 1 else [""], _numbers(columns)]
+    _, bottom = _grid(canvas, MARGIN, MARGIN + 30, rows, columns, look, labels)
     notes = [cut_text("rows", rows, len(above)), cut_text("columns", columns, len(last))]
     shown = "; ".join(filter(None, notes))
-    _prose(canvas, MARGIN, bottom + 18, f"{drawn.verdict}.{f' Drawn: {shown}.' if shown else ''}")
+    _prose(canvas, bottom + 18, f"{drawn.verdict}.{f' Drawn: {shown}.' if shown else ''}")
     return _document(canvas, f"{drawn.legend}: {drawn.verdict}")
 
 
-def _number(position: Position) -> str:
-    return "" if position is None or position < 0 else str(position)
+def _numbers(positions: Sequence[Position]) -> list[str]:
+    """Return the labels of rows or columns; padding, zeros and gaps have none."""
+    return ["" if at is None or at < 0 else str(at) for at in positions]
 
 
 def _document(canvas: Canvas, label: str) -> str:
     """Return the drawing as an SVG document."""
-    return canvas.document(label, margin=MARGIN, style=_STYLE, defs=_HATCH, kind=_CLASS)
+    return canvas.document(label, margin=MARGIN, style=_style(), defs=_HATCH, kind=_CLASS)
 
 
 def _shade(count: int, most: int) -> str:
@@ -235,10 +204,10 @@ def _shade(count: int, most: int) -> str:
     return f"fill:rgb({red},{green},{blue})"
 
 
-def _prose(canvas: Canvas, x: float, y: float, text: str) -> float:
+def _prose(canvas: Canvas, y: float, text: str) -> float:
     """Draw a text in lines; return the base line of the next line."""
     for line in textwrap.wrap(text, WIDTH):
-        canvas.text(x, y, line, "soft")
+        canvas.text(MARGIN, y, line, "soft")
         y += 17
     return y
 
@@ -267,7 +236,7 @@ def _grid(
     top: float,
     rows: Sequence[Position],
     columns: Sequence[Position],
-    look: Callable[[int, int], Look],
+    look: Callable[[int, int, tuple[int, int]], Look],
     labels: Sequence[Sequence[str]],
 ) -> tuple[float, float]:
     """Draw a grid of cells with labels, and dots for left-out rows and columns.
@@ -276,7 +245,8 @@ def _grid(
         canvas: the drawing.
         left, top: upper left corner of the grid and its column labels.
         rows, columns: drawn positions of the two axes.
-        look: function that returns the look of a cell from its row and column in the drawing.
+        look: function that returns the look of a cell from its position, and from its row and
+            column in the drawing.
         labels: texts beside the rows, and texts above the columns.
 
     Returns:
@@ -290,14 +260,13 @@ def _grid(
     for j, text in enumerate(labels[1]):
         if text:
             canvas.text(left + j * CELL + CELL / 2, top - 4, text, "soft rule in")
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            x, y = left + j * CELL, top + i * CELL
-            cell_look = None if row is None or column is None else look(i, j)
-            if cell_look and cell_look[0] in _MARKS:
-                marked.append((x, y, cell_look))
-            else:
-                _cell(canvas, x, y, cell_look)
+    for (i, row), (j, column) in product(enumerate(rows), enumerate(columns)):
+        drawn = None if row is None or column is None else look(row, column, (i, j))
+        cell = left + j * CELL, top + i * CELL, drawn
+        if drawn and drawn[0] in _MARKS:
+            marked.append(cell)
+        else:
+            _cell(canvas, *cell)
     for cell in marked:
         _cell(canvas, *cell)
     right, bottom = left + len(columns) * CELL, top + len(rows) * CELL
@@ -312,12 +281,11 @@ def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -
         bottom edge of the drawing.
     """
     k, c, at = drawn.k, drawn.c, direction.at
-    here = [along[place] for along, place in zip(direction.meetings, at, strict=True)]
     index = (*drawn.index(direction.tensor, k, c), *at)
     name = terms.indexed(drawn.called(direction.tensor), index)
     pass_ = direction.pass_
     canvas.text(MARGIN, top, pass_.title, "ink head")
-    count = prod(meeting.count for meeting in here)
+    count = prod(meeting.count for meeting in direction.here)
     first, second = map(drawn.called, pass_.operands)
     each = f" for each of {counted(direction.terms, pass_.noun)}" if direction.terms > 1 else ""
     text = (
@@ -329,7 +297,7 @@ def _direction(canvas: Canvas, drawn: Scene, direction: Direction, top: float) -
         text += f" cupyconv.{pass_.function} gives {scene.plain(values[at]):.6g}."
     if direction.note:
         text += f" {direction.note}"
-    top = _prose(canvas, MARGIN, top + 18, text) + 9
+    top = _prose(canvas, top + 18, text) + 9
     left, bottom = float(MARGIN), top
     cuts = [
         scene.cuts(drawn.problem, tensor, places)
@@ -373,13 +341,14 @@ def _plane(
     """
     places, at = direction.planes[number], direction.at
     tensor, k, c = direction.tensors[number], drawn.k, drawn.c
-    here = [along[place] for along, place in zip(direction.meetings, at, strict=True)]
+    here = direction.here
     if number == 2:
         parts = [{place} for place in at]
     else:
         parts = [{pair[number] for pair in meeting.pairs} for meeting in here]
     outer = tuple(min(part, default=0) for part in parts[:-2])  # in 3-D, the slice that is drawn
-    rows: Sequence[Position] = places[-2] if len(places) > 1 else (0,)
+    rank = min(len(places), 2)  # axes of the drawing
+    rows: Sequence[Position] = places[-2] if rank > 1 else (0,)
     columns = places[-1]
     below = [meeting.under for meeting in here[-2:]] if number == 0 else []
     values = drawn.plane(tensor, k, c)
@@ -388,21 +357,17 @@ def _plane(
     name = f"{drawn.called(tensor)}[{drawn.key(tensor, k, c)}]"
     canvas.text(left, top, f"{name}{slices}{note}", "ink")
 
-    def look(i: int, j: int) -> Look:
-        row, column = rows[i], columns[j]
-        assert row is not None
-        assert column is not None
-        spots = (i, j) if len(places) > 1 else (j,)
-        window = bool(below) and all(s in u for s, u in zip(spots, below, strict=True))
+    def look(row: int, column: int, cell: tuple[int, int]) -> Look:
+        window = bool(below) and all(at in u for at, u in zip(cell[-rank:], below, strict=True))
         if row < 0 or column < 0:
             kind = "pad" if PAD in (row, column) else "zero"
             return "ap" if window else kind, "", ""
-        position = (row, column) if len(places) > 1 else (column,)
+        position = (row, column)[-rank:]
         marked = all(at in part for at, part in zip(position, parts[-2:], strict=True))
         text = UNKNOWN if values is None else short(scene.plain(values[(*outer, *position)]))
         return ("a", "b", "r")[number] if marked else "cell", text, ""
 
-    labels = [[_number(at) for at in rows] if len(places) > 1 else [""], [*map(_number, columns)]]
+    labels = [_numbers(rows) if rank > 1 else [""], _numbers(columns)]
     return _grid(canvas, left, under + 8, rows, columns, look, labels)
 
 
@@ -429,14 +394,11 @@ def _channels(canvas: Canvas, drawn: Scene, top: float) -> float:
     )
     if problem.groups > 1:
         text += f" The {problem.groups} groups are separate blocks of the grid."
-    top = _prose(canvas, MARGIN, top + 18, text) + 12
+    top = _prose(canvas, top + 18, text) + 12
     down, across = drawn.filters, drawn.channels
     left, below = MARGIN + 64.0, top + CELL + 14 - RULE
 
-    def look(i: int, j: int) -> Look:
-        row, column = down[i], across[j]
-        assert row is not None
-        assert column is not None
+    def look(row: int, column: int, _: object) -> Look:
         if not drawn.meet(row, column):
             return "zero", "", ""
         return "r" if (row, column) == (k, c) else "cell", f"{row},{column % channels}", ""
@@ -476,24 +438,19 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float, drawn: Scene) -> None:
     h, _, p = terms.letters(axis)
     chosen = min(1, axis.output - 1)  # an output near the border
     needed = chosen * axis.stride + axis.effective_filter
-    if needed > MOST_FOR_WINDOW:
-        needed = 0
     places = [
         None if at is None else at - axis.pad_before
-        for at in visible(axis.padded_input, MOST_IN_STRIP, needed)
+        for at in visible(
+            axis.padded_input, MOST_IN_STRIP, needed if needed <= MOST_FOR_WINDOW else 0
+        )
     ]
     at = {place: MARGIN + 60 + i * CELL for i, place in enumerate(places) if place is not None}
-    read = input_counts(axis)
-    most = max(read)
-    canvas.text(
-        MARGIN,
-        top,
+    title = (
         f"Axis {axis.name}: {counted(sizes[0], 'input')}, {counted(axis.filter, 'tap')}, "
-        f"{counted(sizes[1], 'output')}; {terms.position_text(axis)}",
-        "ink head",
+        f"{counted(sizes[1], 'output')}; {terms.position_text(axis)}"
     )
-    x_top, y_top, dx_top = top + 20, top + 20 + 4 * CELL, top + 20 + 8 * CELL
-    under = scene.window(axis, chosen)
+    canvas.text(MARGIN, top, title, "ink head")
+    x_top, y_top, dx_top = (top + 20 + row * CELL for row in (0, 4, 8))
     whole = {}  # windows that are drawn whole, by output
     for output in range(axis.output):
         window = scene.window(axis, output)
@@ -502,6 +459,8 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float, drawn: Scene) -> None:
             whole[output] = window
     for label, strip in ((f"{x_}[{h}]", x_top), (f"{y}, {dy}[{p}]", y_top), (f"{dx}[{h}]", dx_top)):
         canvas.text(MARGIN, strip + 15, label, "ink")
+    read, under = input_counts(axis), scene.window(axis, chosen)
+    most = max(read)
     for index, place in enumerate(places):
         x = MARGIN + 60 + index * CELL
         if place is None:
@@ -512,12 +471,9 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float, drawn: Scene) -> None:
         kind = ("a" if inside else "ap") if place in under else ("cell" if inside else "pad")
         fits = place < 10_000 or place == axis.input - 1
         _cell(canvas, x, x_top, (kind, str(place) if inside and fits else "", ""))
-        if not inside:
-            continue
-        count = read[place]
-        if count:
+        if inside and (count := read[place]):
             _cell(canvas, x, dx_top, ("cell", str(count), _shade(count, most)))
-        else:
+        elif inside:
             _cell(canvas, x, dx_top, ("zero", "", ""))
     for output, window in whole.items():
         middle = (at[window[0]] + at[window[-1]]) / 2
@@ -530,19 +486,18 @@ def _strips(canvas: Canvas, axis: ConvAxis, top: float, drawn: Scene) -> None:
         _cell(canvas, middle, y_top, ("a" if output == chosen else "cell", str(output), ""))
     text = f"{dx} has {counted(axis.input, 'element')}, like {x_}; a cell shows how many lines "
     text += "reach it"
-    if not all(read):
-        reason = "No window reads the hatched cells, so their gradient is zero"
-        if drawn.is_transposed:
-            reason = "No input reaches the hatched cells, so y is the bias there"
-        text += f". {reason}"
+    if not all(read) and drawn.is_transposed:
+        text += ". No input reaches the hatched cells, so y is the bias there"
+    elif not all(read):
+        text += ". No window reads the hatched cells, so their gradient is zero"
     inputs = [place for place in places if place is None or place < axis.input]
     cuts = [cut_text(h, inputs, axis.input), cut_text(p, [*whole], axis.output) if whole else ""]
     if any(cuts):
         text += f". Drawn: {'; '.join(filter(None, cuts))}"
-    bottom = _prose(canvas, MARGIN, dx_top + CELL + 18, f"{text}.")
+    bottom = _prose(canvas, dx_top + CELL + 18, f"{text}.")
     if not whole:
         text = f"A window spans {axis.effective_filter:,} inputs, which is too wide to draw."
-        bottom = _prose(canvas, MARGIN, bottom, text)
+        bottom = _prose(canvas, bottom, text)
     if len(axis.valid_input_sizes) > 1:
         text = shapes.sizes_that_give(axis.valid_input_sizes, axis.output)
         if drawn.is_transposed:

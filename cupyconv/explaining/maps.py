@@ -14,15 +14,9 @@ from typing import Any
 
 from cupyconv.errors import ConvError, unknown_word
 from cupyconv.explaining import figure
-from cupyconv.explaining.counts import (
-    MAPPED,
-    input_counts,
-    output_counts,
-    tap_counts,
-    visible,
-)
+from cupyconv.explaining.counts import MAPPED, input_counts, output_counts, tap_counts, visible
 from cupyconv.explaining.shapes import listed
-from cupyconv.explaining.terms import CONVOLUTION_NAMES, LETTERS
+from cupyconv.explaining.terms import CONVOLUTION_NAMES, LETTERS, counted_large
 from cupyconv.problem import ConvProblem, counted
 
 MOST_POSITIONS = 1_000_000
@@ -120,9 +114,9 @@ class TermMap:
         """Summary of the map in one clause, without a full stop."""
         total = prod(self.shape)
         if self.smallest == self.largest:
-            return f"every position has {_terms(self.largest)}"
+            return f"every position has {counted_large(self.largest, 'term')}"
         if not self.zeros:
-            return f"from {self.smallest:,} to {_terms(self.largest)}: {self.why}"
+            return f"from {self.smallest:,} to {counted_large(self.largest, 'term')}: {self.why}"
         least = self.factor * prod(min(filter(None, counts)) for _, counts in self.axes)
         rest = total - self.zeros
         have = "has" if self.zeros == 1 else "have"
@@ -131,11 +125,12 @@ class TermMap:
             other = "the other" if self.zeros == 1 else f"the other {self.zeros:,}"
             return (
                 f"{rest:,} of {total:,} positions {'has' if rest == 1 else 'have'} "
-                f"{_terms(least)}; {other}, {_NO_TERMS[self.tensor]}, {have} none{reason}"
+                f"{counted_large(least, 'term')}; {other}, {_NO_TERMS[self.tensor]}, {have} "
+                f"none{reason}"
             )
         return (
             f"{self.zeros:,} of {total:,} positions, {_NO_TERMS[self.tensor]}, {have} no terms; "
-            f"the others have {least:,} to {_terms(self.largest)}: {self.why}"
+            f"the others have {least:,} to {counted_large(self.largest, 'term')}: {self.why}"
         )
 
     # -- as text -----------------------------------------------------------------------------------
@@ -155,23 +150,20 @@ class TermMap:
         most = max(above) * max(last) * share
         width = max(len(str(most)), len(str(len(last) - 1))) + 2
         across = visible(len(last), max((columns - 6) // width, 4))
-        down = visible(len(above), max(rows - 1, 4))
         # A shade follows each count, so a space follows each column number.
         header = ["".rjust(width) if c is None else f"{c:>{width - 1}} " for c in across]
         yield f"     {''.join(header)}".rstrip()
-        for row in down:
+        for row in visible(len(above), max(rows - 1, 4)):
             if row is None:
                 yield "   ..."
                 continue
-            cells = []
-            for column in across:
-                if column is None:
-                    cells.append("..".rjust(width))
-                    continue
-                value = above[row] * last[column] * share
-                cells.append(_cell(value, most, width, colour))
-            label = row if len(self.axes) > 1 else ""
-            yield f"{label:>4} {''.join(cells)}".rstrip()
+            cells = (
+                "..".rjust(width)
+                if column is None
+                else _cell(above[row] * last[column] * share, most, width, colour)
+                for column in across
+            )
+            yield f"{row if len(self.axes) > 1 else '':>4} {''.join(cells)}".rstrip()
 
     def svg(self) -> str:
         """Return the map as an SVG picture; only both ends of a long axis are drawn."""
@@ -186,14 +178,15 @@ class TermMap:
         names = [name for name, _ in self.axes]
         if self.tensor != "dx":  # the axis names are those of x, and dx has the axes of x
             names = list(LETTERS["filter" if self.tensor == "dw" else "output"][len(names)])
-        grid = (
-            f"rows are {names[-2]}, columns {names[-1]}" if len(names) > 1 else f"along {names[0]}"
-        )
-        slice_ = ""
-        if len(names) == 3:
-            slice_ = f" of the slice {names[0]} = {len(self.axes[0][1]) // 2}"
+        grid = f"along {names[0]}"
+        if len(names) > 1:
+            grid = f"rows are {names[-2]}, columns {names[-1]}"
+        slice_ = f" of the slice {names[0]} = {len(self.axes[0][1]) // 2}"
         each = f" for each of the {self.factor_name}" if self.factor != 1 else ""
-        return f"{self.name or self.tensor}{slice_}: {grid}; number of terms{each}"
+        return (
+            f"{self.name or self.tensor}{slice_ if len(names) == 3 else ''}: "
+            f"{grid}; number of terms{each}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the map as plain data, with one list of counts per axis."""
@@ -292,7 +285,3 @@ def _cell(value: int, most: int, width: int, colour: bool) -> str:
         return f"\x1b[48;5;{back}m\x1b[38;5;{front}m{text:>{width - 1}} \x1b[0m"
     shade = SHADES[-(-int(share * 1000) * (len(SHADES) - 1) // 1000)] if value else " "
     return f"{text:>{width - 1}}{shade}"
-
-
-def _terms(number: int) -> str:
-    return f"{number:,} term{'' if number == 1 else 's'}"

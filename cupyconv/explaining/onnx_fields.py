@@ -90,17 +90,17 @@ class Fields:
             is_transposed: whether the convolution is transposed.
         """
         node, scope = visit.node, visit.scope
-        names = [name for name in node.input if name and scope.stored.get(name) is None]
-        sizes = {scope.shape(name)[2:] for name in names}
+        names = [name for name in node.input if name and scope[name].stored is None]
+        is_standard = node.domain in OWN_DOMAINS
+        axes: Sequence[ConvAxis] | None = None
         if layer:
-            axes: Sequence[ConvAxis] | None = layer
-        elif node.domain in OWN_DOMAINS and node.op_type in _POOLS:
-            axes = _pool(node, scope.shape(node.input[0]))
-        else:
-            keeps = node.domain in OWN_DOMAINS and node.op_type in _POINTWISE
-            axes = () if keeps and len(sizes) == 1 else None
-            if node.op_type in _ALONG_CHANNELS and plain_attributes(node).get("axis", 0) != 1:
-                axes = None
+            axes = layer
+        elif is_standard and node.op_type in _POOLS:
+            axes = _pool(node, scope[node.input[0]].shape)
+        elif is_standard and node.op_type in _POINTWISE:
+            along = plain_attributes(node).get("axis", 0)
+            keeps = node.op_type not in _ALONG_CHANNELS or along == 1
+            axes = () if keeps and len({scope[name].shape[2:] for name in names}) == 1 else None
         reaches = [self._known.get(name, ()) for name in names]
         if visit.inside or axes is None or not all(reaches) or not reaches:
             return ()

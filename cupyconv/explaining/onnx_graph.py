@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import chain
 from math import prod
@@ -74,6 +74,14 @@ SAME_VALUES = frozenset(
 )
 """Operators whose result has the values of the first input, converted, repeated or rearranged."""
 
+_CONSTANTS = {
+    "value_int": ("i", "int64"),
+    "value_ints": ("ints", "int64"),
+    "value_float": ("f", "float32"),
+    "value_floats": ("floats", "float32"),
+}
+"""Field and dtype of the values of a Constant, keyed by the name of its attribute."""
+
 _RANDOM = ("Bernoulli", "Dropout", "Multinomial", "Random")
 """Prefixes of the names of operators with random results."""
 
@@ -108,45 +116,93 @@ class Stored:
         self.origin: Stored = self if origin is None else origin
 
 
-@dataclass
-class Scope:
-    """Facts about the tensors that a node can read, keyed by their names.
+@dataclass(frozen=True)
+class Kind:
+    """Type of a tensor; unknown parts are left open.
 
     Attributes:
-        types: ONNX's TypeProto of each tensor.
-        values: NumPy arrays of small constants.
-        stored: the Stored object of each constant tensor.
+        element: ONNX's number for the element type; 0 if it is unknown.
+        sizes: size of each axis; an unknown size is represented by its name or by "".  None if the
+            number of axes is unknown.
+        other: TypeProto of a value that is not a tensor, such as a sequence; None for a tensor.
     """
 
-    types: ChainMap[str, Any] = field(default_factory=ChainMap)
-    values: ChainMap[str, np.ndarray | None] = field(default_factory=ChainMap)
-    stored: ChainMap[str, Stored | None] = field(default_factory=ChainMap)
+    element: int = 0
+    sizes: Shape | None = None
+    other: Any = None
 
-    def child(self) -> Scope:
-        """Return a scope for the nodes of an inner graph."""
-        return Scope(self.types.new_child(), self.values.new_child(), self.stored.new_child())
+    @classmethod
+    def of(cls, proto: Any) -> Kind:
+        """Return the content of a TypeProto."""
+        if not proto.HasField("tensor_type"):
+            return cls(other=proto if proto.WhichOneof("value") else None)
+        tensor = proto.tensor_type
+        if not tensor.HasField("shape"):
+            return cls(tensor.elem_type)
+        dims = tensor.shape.dim
+        sizes = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims)
+        return cls(tensor.elem_type, tuple(sizes))
 
-    def hide(self, name: str) -> None:
-        """Forget the facts about an outer tensor, because an inner tensor has the same name."""
-        known: ChainMap[str, Any]
-        for known in (self.types, self.values, self.stored):
-            if name in known:
-                known[name] = None
+    def proto(self, onnx: Any) -> Any:
+        """Return the type as a TypeProto of the onnx package."""
+        if self == Kind() or self.other:
+            return self.other or onnx.TypeProto()
+        sizes = self.sizes and [None if size == "" else size for size in self.sizes]
+        return onnx.helper.make_tensor_type_proto(self.element, sizes)
 
-    def shape(self, name: str) -> Shape:
-        """Return the sizes of a tensor; () for a scalar or an unknown shape."""
-        kind = self.types.get(name)
-        return () if kind is None else sizes_of(kind)
+    @property
+    def shape(self) -> Shape:
+        """Sizes, with "?" for no name and for names from shape inference; () if unknown."""
+        return tuple(
+            "?" if isinstance(size, str) and (not size or size.startswith("unk__")) else size
+            for size in self.sizes or ()
+        )
 
-    def element_type(self, name: str) -> int:
-        """Return ONNX's number for the element type of a tensor; 0 if the type is unknown."""
-        kind = self.types.get(name)
-        return 0 if kind is None else int(kind.tensor_type.elem_type)
+    @property
+    def count(self) -> int:
+        """Number of elements; 0 if a size is unknown."""
+        return prod(size for size in self.shape if isinstance(size, int)) if self.is_known else 0
 
-    def has_rank(self, name: str) -> bool:
-        """Return whether the number of axes of a tensor is known."""
-        kind = self.types.get(name)
-        return kind is not None and _has_rank(kind)
+    @property
+    def has_rank(self) -> bool:
+        """Whether the number of axes is known."""
+        return self.sizes is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all sizes are known."""
+        return self.sizes is not None and all(isinstance(size, int) for size in self.sizes)
+
+    def reordered(self, order: Callable[[Shape], Shape]) -> Kind:
+        """Return the type with its sizes in another order, if they are known."""
+        return self if self.sizes is None else replace(self, sizes=order(self.sizes))
+
+
+@dataclass
+class Fact:
+    """Facts about a tensor.
+
+    Attributes:
+        kind: its type.
+        values: its values, if it is a small constant.
+        stored: its Stored object, if it is a constant.
+    """
+
+    kind: Kind = Kind()
+    values: np.ndarray | None = None
+    stored: Stored | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of the tensor; () for a scalar or an unknown shape."""
+        return self.kind.shape
+
+
+class Scope(ChainMap[str, Fact]):
+    """Facts about the tensors that a node can read, keyed by their names."""
+
+    def __missing__(self, name: str) -> Fact:
+        return Fact()
 
 
 @dataclass(frozen=True)
@@ -165,25 +221,6 @@ class Visit:
     scope: Scope
     inside: tuple[str, ...]
     used: bool
-
-
-def sizes_of(kind: Any) -> Shape:
-    """Return the sizes in a TypeProto; () if it has no shape."""
-    if not _has_rank(kind):
-        return ()
-    return tuple(
-        dim.dim_value if dim.HasField("dim_value") else _named(dim.dim_param)
-        for dim in kind.tensor_type.shape.dim
-    )
-
-
-def _has_rank(kind: Any) -> bool:
-    return kind.HasField("tensor_type") and kind.tensor_type.HasField("shape")
-
-
-def _named(size: str) -> str:
-    """Return the name of an unknown size; "?" for no name and for names from shape inference."""
-    return "?" if not size or size.startswith("unk__") else size
 
 
 # -- before the traversal --------------------------------------------------------------------------
@@ -217,19 +254,20 @@ def expanded_nodes(model: Any) -> int:
 
 
 def _function_key(domain: str, name: str, proto: Any) -> tuple[str, str, str]:
-    return "" if domain in OWN_DOMAINS else domain, name, getattr(proto, "overload", "")
+    return _domain(domain), name, getattr(proto, "overload", "")
+
+
+def _domain(name: str) -> str:
+    return "" if name in OWN_DOMAINS else name
 
 
 def inner_graphs(node: Any) -> Iterator[Any]:
     """Yield the graphs inside a node: the branches of an If, the body of a Loop or Scan."""
-    for attribute in node.attribute:
-        yield from _graphs_of(attribute)
+    return chain.from_iterable(map(_graphs_of, node.attribute))
 
 
-def _graphs_of(attribute: Any) -> Iterator[Any]:
-    if attribute.HasField("g"):
-        yield attribute.g
-    yield from attribute.graphs
+def _graphs_of(attribute: Any) -> list[Any]:
+    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
 
 
 _MARK = "stored value of a function: "
@@ -325,23 +363,22 @@ class Traversal:
         if all(opset.domain not in OWN_DOMAINS for opset in self._opsets):
             newest = onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version())
             self._opsets.append(newest)  # the forms of other operators need a version
-        self._versions = {
-            "" if opset.domain in OWN_DOMAINS else opset.domain: opset.version
-            for opset in self._opsets
-        }
+        self._versions = {_domain(opset.domain): opset.version for opset in self._opsets}
         self._schemas: dict[tuple[str, str], Any] = {}
         self._marked: dict[str, Stored] = {}
         self._computed: dict[tuple[Any, ...], Stored] = {}
         self._values_left = MOST_VALUES_OF_A_MODEL
         stored = {entry.name for entry in model.graph.initializer}
         stored |= {entry.values.name for entry in model.graph.sparse_initializer}
-        free = [entry for entry in model.graph.input if entry.name not in stored]
         self._used_sizes: set[str] = set()
         self._inputs = {
-            entry.name: self._with_given_sizes(entry.name, _copied(entry.type)) for entry in free
+            entry.name: self._with_given_sizes(entry.name, Kind.of(entry.type))
+            for entry in model.graph.input
+            if entry.name not in stored
         }
-        self.inputs: dict[str, Shape] = {n: sizes_of(kind) for n, kind in self._inputs.items()}
-        self.open_inputs = {n: s for n, s in self.inputs.items() if not _is_known(self._inputs[n])}
+        kinds = self._inputs.items()
+        self.inputs = {name: kind.shape for name, kind in kinds}
+        self.open_inputs = {name: kind.shape for name, kind in kinds if not kind.is_known}
 
     def visits(self) -> Iterator[Visit]:
         """Yield every node in the model's order.
@@ -352,90 +389,73 @@ class Traversal:
         yield from self._graph(self._model.graph, Scope(), self._inputs, (), True)
         for name in self._sizes:
             if name not in self._used_sizes:
+                names = ", ".join(_size_names(self._model.graph))
+                more = f", and its unknown sizes are {names}" if names else ""
                 raise ConvError(
                     "each given shape must name an input of the model, or a tensor inside it",
                     f"the model has no {name!r}",
-                    f"The model's inputs are {', '.join(self.inputs) or 'none'}"
-                    f"{self._named_sizes()}",
+                    f"The model's inputs are {', '.join(self.inputs) or 'none'}{more}",
                 )
-
-    def _named_sizes(self) -> str:
-        names = _size_names(self._model.graph)
-        return f", and its unknown sizes are {', '.join(names)}" if names else ""
 
     def _graph(
         self,
         graph: Any,
         outer: Scope,
-        types: Mapping[str, Any],
+        kinds: Mapping[str, Kind],
         inside: tuple[str, ...],
         used: bool,
-    ) -> Generator[Visit, None, list[Any]]:
+    ) -> Generator[Visit, None, list[Kind]]:
         """Visit the nodes of a graph with these input types; return the types of its outputs."""
-        scope = outer.child()
+        scope = outer.new_child()
         for entry in graph.input:
-            scope.hide(entry.name)
-            inferred = types.get(entry.name)
-            kind = _merged(inferred, entry.type)
-            scope.types[entry.name] = self._with_given_sizes(entry.name, kind)
+            kind = _merged(kinds.get(entry.name, Kind()), Kind.of(entry.type))
+            scope[entry.name] = Fact(self._with_given_sizes(entry.name, kind))
         self._add_stored(graph, scope)
-        declared = {entry.name: entry.type for entry in (*graph.value_info, *graph.output)}
+        declared = {e.name: Kind.of(e.type) for e in (*graph.value_info, *graph.output)}
         live = _live_nodes(graph)
         for number, node in enumerate(graph.node):
             is_used = used and number in live
             yield Visit(node, scope, inside, is_used)
-            returned: dict[str, list[Any]] = {}
+            returned: dict[str, list[Kind]] = {}
             for attribute in node.attribute:
                 for inner in _graphs_of(attribute):
-                    known = self._inner_types(node, inner, scope)
+                    known = self._inner_kinds(node, inner, scope)
                     branch = f"{attribute.name} of {node.name or node.op_type}"
                     where = (*inside, branch if node.op_type == "If" else node.op_type)
-                    types_out = yield from self._graph(inner, scope, known, where, is_used)
-                    returned[attribute.name] = types_out
-            inferred_types, values = self._outputs(node, scope, returned)
+                    outputs = yield from self._graph(inner, scope, known, where, is_used)
+                    returned[attribute.name] = outputs
+            inferred, values = self._outputs(node, scope, returned)
             for name in filter(None, node.output):
-                scope.hide(name)
-                kind = _merged(inferred_types.get(name), declared.get(name))
-                scope.types[name] = self._with_given_sizes(name, kind)
-                if name in values:
-                    scope.values[name] = values[name]
+                kind = _merged(inferred.get(name, Kind()), declared.get(name, Kind()))
+                scope[name] = Fact(self._with_given_sizes(name, kind), values.get(name))
             self._trace(node, scope)
-        return [scope.types.get(entry.name) for entry in graph.output]
+        return [scope[entry.name].kind for entry in graph.output]
 
-    def _with_given_sizes(self, name: str, kind: Any) -> Any:
-        """Write the sizes given for a tensor into its type, and return the type.
+    def _with_given_sizes(self, name: str, kind: Kind) -> Kind:
+        """Return the type of a tensor with the sizes that are given for it, if there are any.
 
         An unknown type becomes float32.
         """
         sizes = self._sizes.get(name)
         if sizes is None:
             return kind
-        if kind is None:
-            kind = self._onnx.TypeProto()
         self._used_sizes.add(name)
-        own = sizes_of(kind)
-        if _has_rank(kind) and len(own) != len(sizes):
+        own = kind.shape
+        values = f"{name} is {_text(own)}, got {shape_text(sizes)}"
+        if kind.has_rank and len(own) != len(sizes):
             raise ConvError(
                 "a given shape must have as many axes as the tensor",
-                f"{name} is {_text(own)}, got {shape_text(sizes)}",
+                values,
                 f"Give {len(own)} sizes",
             )
         for old, new in zip(own, sizes, strict=False):
             if isinstance(old, int) and old != new:
                 raise ConvError(
-                    "a given shape must keep the sizes that the model fixes",
-                    f"{name} is {_text(own)}, got {shape_text(sizes)}",
-                    f"Keep {old}",
+                    "a given shape must keep the sizes that the model fixes", values, f"Keep {old}"
                 )
-        dims = kind.tensor_type.shape.dim
-        del dims[:]
-        for size in sizes:
-            dims.add().dim_value = size
-        if not kind.tensor_type.elem_type and not own:
-            kind.tensor_type.elem_type = self._onnx.TensorProto.FLOAT
-        return kind
+        return Kind(kind.element if kind.element or own else self._onnx.TensorProto.FLOAT, sizes)
 
-    def _inner_types(self, node: Any, graph: Any, scope: Scope) -> dict[str, Any]:
+    def _inner_kinds(self, node: Any, graph: Any, scope: Scope) -> dict[str, Kind]:
         """Return the types of an inner graph's inputs, as far as the outer node determines them.
 
         The shapes of tensors that a Loop carries may change between iterations, so they are left
@@ -443,110 +463,90 @@ class Traversal:
         """
         if node.op_type != "Loop" or node.domain not in OWN_DOMAINS:
             return {}
-        int64, boolean = self._onnx.TensorProto.INT64, self._onnx.TensorProto.BOOL
-        make = self._onnx.helper.make_tensor_type_proto
-        types = [make(int64, []), make(boolean, [])]
-        for name in node.input[2:]:
-            kind = _copied(scope.types.get(name))
-            if kind is not None and kind.HasField("tensor_type"):
-                kind.tensor_type.ClearField("shape")
-            types.append(kind)
-        return {entry.name: kind for entry, kind in zip(graph.input, types, strict=False)}
+        scalars = (self._onnx.TensorProto.INT64, self._onnx.TensorProto.BOOL)
+        carried = (replace(scope[name].kind, sizes=None) for name in node.input[2:])
+        kinds = (*(Kind(number, ()) for number in scalars), *carried)
+        return {entry.name: kind for entry, kind in zip(graph.input, kinds, strict=False)}
 
     def _outputs(
-        self, node: Any, scope: Scope, returned: Mapping[str, list[Any]]
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        self, node: Any, scope: Scope, returned: Mapping[str, list[Kind]]
+    ) -> tuple[dict[str, Kind], dict[str, np.ndarray]]:
         """Return the types of a node's outputs, and the values of small constants."""
         own = node.domain in OWN_DOMAINS
         if own and node.op_type == "Constant":
             return self._constant(node)
         if returned:
-            kinds: list[Any] = []
+            kinds: list[Kind] = []
             if own and node.op_type == "If":
-                kinds = self._branch_types(node, scope, returned)
+                kinds = _branch_kinds(node, scope, returned)
             elif own and node.op_type == "Loop":
-                kinds = _loop_types(node, scope, returned.get("body", []))
+                kinds = _loop_kinds(node, scope, returned.get("body", []))
             return dict(zip(node.output, kinds, strict=False)), {}
-        types = self.infer(node, scope)
-        values = self._evaluate(node, scope, types) if own else {}
-        for name, array in values.items():
-            kind = self._onnx.helper.make_tensor_type_proto(
-                self._onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
-            )
-            types[name] = kind
-        return types, values
+        known = self.infer(node, scope)
+        values = self._evaluate(node, scope, known) if own else {}
+        return {**known, **{name: self._kind(array) for name, array in values.items()}}, values
 
-    def _branch_types(
-        self, node: Any, scope: Scope, returned: Mapping[str, list[Any]]
-    ) -> list[Any]:
-        """Return the output types of the branch that an If takes.
-
-        If the branch is unknown, the types contain only what both branches have in common.
-        """
-        branches = [returned.get(name, []) for name in ("then_branch", "else_branch")]
-        condition = scope.values.get(node.input[0]) if node.input else None
-        if condition is not None and condition.size == 1:
-            return branches[0 if condition.reshape(()) else 1]
-        return [_common(*pair) for pair in zip(*branches, strict=False)]
+    def _kind(self, array: np.ndarray) -> Kind:
+        return Kind(self._onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
 
     # -- types
 
     def _schema(self, node: Any) -> Any:
-        domain = "" if node.domain in OWN_DOMAINS else node.domain
-        key = node.op_type, domain
+        key = node.op_type, _domain(node.domain)
         if key not in self._schemas:
             try:
-                version = self._versions[domain]
-                self._schemas[key] = self._onnx.defs.get_schema(node.op_type, version, domain)
+                version = self._versions[key[1]]
+                self._schemas[key] = self._onnx.defs.get_schema(node.op_type, version, key[1])
             except Exception:  # onnx's SchemaError, or an invalid version number
                 self._schemas[key] = None
         return self._schemas[key]
 
-    def infer(self, node: Any, scope: Scope) -> dict[str, Any]:
+    def infer(self, node: Any, scope: Scope) -> dict[str, Kind]:
         """Return the types of a node's outputs, as far as they are known."""
         form = None if node.domain in OWN_DOMAINS else form_of(node)
         return self._infer(node, scope) if form is None else self._infer_form(node, form, scope)
 
-    def _infer_form(self, node: Any, form: Form, scope: Scope) -> dict[str, Any]:
+    def _infer_form(self, node: Any, form: Form, scope: Scope) -> dict[str, Kind]:
         """Return the output types of an operator with the shapes of a standard operator.
 
         Except to quantize, the output has the element type of the first input; shapes are inferred
         for float32, because many standard operators reject integers.
         """
-        helper, float32 = self._onnx.helper, self._onnx.TensorProto.FLOAT
-        standard = helper.make_node(form.operator, [], node.output)
+        standard = self._onnx.helper.make_node(form.operator, [], node.output)
         standard.attribute.extend(node.attribute)
         schema, keeps_type = self._schema(standard), "Linear" not in form.operator
         names = list(node.input)[form.inputs][: schema.max_input if schema else 0]
-        kinds = [_copied(scope.types.get(name)) for name in names]
+        facts = [scope[name] for name in names]
+        channels_are_last = [form.is_channels_last, *[False] * len(names)]
         if form.operator in CONVOLUTIONS and len(names) > 1:
-            x, w = map(scope.shape, names[:2])
-            if form.has_filter_channels_last(x, w, plain_attributes(node)):
-                _reorder(kinds[1], channels_first)
-        if form.is_channels_last and names:
-            _reorder(kinds[0], channels_first)
+            x, w = facts[0].shape, facts[1].shape
+            channels_are_last[1] = form.has_filter_channels_last(x, w, plain_attributes(node))
         inner = Scope()
-        for number, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        for number, (name, fact, is_last) in enumerate(
+            zip(names, facts, channels_are_last, strict=False)
+        ):
+            kind = fact.kind.reordered(channels_first) if is_last else fact.kind
+            if keeps_type and kind != Kind():
+                kind = Kind(self._onnx.TensorProto.FLOAT, kind.sizes)
             standard.input.append(f"input {number}" if name else "")
-            if kind is not None and keeps_type:
-                kind.tensor_type.elem_type = float32
-            inner.types[standard.input[-1]] = kind
-            inner.values[standard.input[-1]] = scope.values.get(name)
-        types = self._infer(standard, inner)
-        if form.is_channels_last and node.output:
-            _reorder(types.get(node.output[0]), channels_last)
-        for kind in types.values() if keeps_type else ():
-            kind.tensor_type.elem_type = scope.element_type(names[0])
-        return types
+            inner[standard.input[-1]] = Fact(kind, fact.values)
+        kinds = self._infer(standard, inner)
+        if form.is_channels_last and node.output and node.output[0] in kinds:
+            kinds[node.output[0]] = kinds[node.output[0]].reordered(channels_last)
+        if keeps_type:
+            return {
+                name: replace(kind, element=facts[0].kind.element) for name, kind in kinds.items()
+            }
+        return kinds
 
-    def _infer(self, node: Any, scope: Scope) -> dict[str, Any]:
+    def _infer(self, node: Any, scope: Scope) -> dict[str, Kind]:
         """Return the types of a node's outputs that the onnx package infers."""
-        schema = self._schema(node)
-        names = list(filter(None, node.input))
+        onnx, schema = self._onnx, self._schema(node)
+        facts = {name: scope[name] for name in node.input if name}
         if schema is None:
             return {}
-        if node.op_type in _SHAPED_BY_LAST_INPUT and names:
-            sizes = scope.shape(names[-1])
+        if node.op_type in _SHAPED_BY_LAST_INPUT and facts:
+            sizes = scope[next(filter(None, reversed(node.input)))].shape
             if sizes and isinstance(sizes[0], int) and sizes[0] > MOST_AXES:
                 return {}
         if any(attribute.name not in schema.attributes for attribute in node.attribute):
@@ -554,46 +554,39 @@ class Traversal:
             node = _copied(node)
             del node.attribute[:]
             node.attribute.extend(known)
-        values = {name: scope.values[name] for name in names if scope.values.get(name) is not None}
-        data = {name: self._onnx.numpy_helper.from_array(v) for name, v in values.items()}
+        values = {name: fact.values for name, fact in facts.items() if fact.values is not None}
         try:
-            types = self._onnx.shape_inference.infer_node_outputs(
+            types = onnx.shape_inference.infer_node_outputs(
                 schema,
                 node,
-                {name: scope.types.get(name) or self._onnx.TypeProto() for name in names},
-                data,
+                {name: fact.kind.proto(onnx) for name, fact in facts.items()},
+                {name: onnx.numpy_helper.from_array(array) for name, array in values.items()},
                 opset_imports=self._opsets,
             )
         except Exception:  # onnx raises many error types for inconsistent nodes
             return {}
-        return {name: kind for name, kind in types.items() if len(sizes_of(kind)) <= MOST_AXES}
+        kinds = {name: Kind.of(proto) for name, proto in types.items()}
+        return {name: kind for name, kind in kinds.items() if len(kind.shape) <= MOST_AXES}
 
     # -- values
 
-    def _constant(self, node: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _constant(self, node: Any) -> tuple[dict[str, Kind], dict[str, np.ndarray]]:
         """Return the type of a Constant, and the values of a small Constant."""
         import numpy as np
 
         name = node.output[0] if node.output else ""
-        make = self._onnx.helper.make_tensor_type_proto
         for attribute in node.attribute:
             if attribute.name == "value":
                 tensor = attribute.t
-                types = {name: make(tensor.data_type, tuple(tensor.dims))}
-                return types, self._values_of({name: tensor})
+                kind = Kind(tensor.data_type, tuple(tensor.dims))
+                return {name: kind}, self._values_of({name: tensor})
             if attribute.name == "sparse_value":
                 tensor = attribute.sparse_tensor
-                return {name: make(tensor.values.data_type, tuple(tensor.dims))}, {}
-            plain = {
-                "value_int": ("int64", attribute.i),
-                "value_ints": ("int64", attribute.ints),
-                "value_float": ("float32", attribute.f),
-                "value_floats": ("float32", attribute.floats),
-            }.get(attribute.name)
-            if plain:
-                array = np.array(plain[1], dtype=plain[0])
-                kind = self._onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-                return {name: make(kind, array.shape)}, self._kept({name: array})
+                return {name: Kind(tensor.values.data_type, tuple(tensor.dims))}, {}
+            if attribute.name in _CONSTANTS:
+                field, dtype = _CONSTANTS[attribute.name]
+                array = np.array(getattr(attribute, field), dtype)
+                return {name: self._kind(array)}, self._kept({name: array})
         return {}, {}
 
     def _values_of(self, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -619,30 +612,34 @@ class Traversal:
                 self._values_left -= array.size
         return kept
 
-    def _evaluate(self, node: Any, scope: Scope, types: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def _evaluate(
+        self, node: Any, scope: Scope, kinds: Mapping[str, Kind]
+    ) -> dict[str, np.ndarray]:
         """Evaluate a node with constant inputs, using onnx's reference evaluator."""
         import numpy as np
 
-        if node.op_type not in EVALUATED or not all(map(_is_small, types.values())) or not types:
+        is_small = (kind.is_known and kind.count <= MOST_VALUES for kind in kinds.values())
+        facts = {name: scope[name] for name in node.input if name}
+        if node.op_type not in EVALUATED or not kinds or not facts or not all(is_small):
             return {}
-        names = list(filter(None, node.input))
+        inputs = {name: fact.values for name, fact in facts.items()}
         if node.op_type in ("Shape", "Size"):
-            if len(names) != 1 or not _is_known(scope.types.get(names[0])):
-                return {}
-            sizes = [n for n in sizes_of(scope.types[names[0]]) if isinstance(n, int)]
-            if prod(max(size, 1) for size in sizes) >= _MOST_INDEXED:
+            ((name, fact), *others) = facts.items()
+            sizes = [size for size in fact.shape if isinstance(size, int)]
+            if (
+                others
+                or not fact.kind.is_known
+                or prod(max(size, 1) for size in sizes) >= _MOST_INDEXED
+            ):
                 return {}
             # The evaluator reads only the shape: pass a view of one element, which takes no memory.
-            inputs = {names[0]: np.broadcast_to(np.zeros((), "bool"), sizes)}
-        else:
-            constants = {name: scope.values.get(name) for name in names}
-            inputs = {name: array for name, array in constants.items() if array is not None}
-            if not names or len(inputs) < len(constants):
-                return {}
+            inputs = {name: np.broadcast_to(np.zeros((), "bool"), sizes)}
+        if any(array is None for array in inputs.values()):
+            return {}
         reference = import_module("onnx.reference")
         try:
             with np.errstate(all="ignore"):
-                graph = self._graph_of(node, names)
+                graph = self._graph_of(node, inputs)
                 evaluator = reference.ReferenceEvaluator(graph, opsets=dict(self._versions))
                 results = evaluator.run(None, inputs)
         except Exception:  # unknown operators, and values that an operator rejects
@@ -656,12 +653,11 @@ class Traversal:
 
     def _graph_of(self, node: Any, inputs: Iterable[str]) -> Any:
         """Return a graph of one node, since onnx ignores the operator versions of a bare node."""
-        helper, copy = self._onnx.helper, self._onnx.NodeProto()
-        copy.CopyFrom(node)
+        helper, copy = self._onnx.helper, _copied(node)
         copy.domain = ""  # the evaluator does not know the other name of the standard domain
         named = [
             [helper.make_tensor_value_info(name, 0, None) for name in names if name]
-            for names in (dict.fromkeys(inputs), node.output)
+            for names in (inputs, node.output)
         ]
         return helper.make_graph([copy], "one node", *named)
 
@@ -669,17 +665,15 @@ class Traversal:
 
     def _add_stored(self, graph: Any, scope: Scope) -> None:
         """Add the facts about the tensors that a graph stores to the scope."""
-        make = self._onnx.helper.make_tensor_type_proto
         for entry in graph.initializer:
-            scope.hide(entry.name)
-            scope.types[entry.name] = make(entry.data_type, tuple(entry.dims))
-            scope.stored[entry.name] = self._stored(entry.doc_string, prod(entry.dims))
-            scope.values.update(self._values_of({entry.name: entry}))
+            scope[entry.name] = Fact(
+                Kind(entry.data_type, tuple(entry.dims)),
+                self._values_of({entry.name: entry}).get(entry.name),
+                self._stored(entry.doc_string, prod(entry.dims)),
+            )
         for entry in graph.sparse_initializer:
-            name = entry.values.name
-            scope.hide(name)
-            scope.types[name] = make(entry.values.data_type, tuple(entry.dims))
-            scope.stored[name] = self._stored("", prod(entry.dims))
+            kind = Kind(entry.values.data_type, tuple(entry.dims))
+            scope[entry.values.name] = Fact(kind, stored=Stored(prod(entry.dims)))
 
     def _stored(self, mark: str, size: int) -> Stored:
         """Return a new Stored object; a marked constant of a function shares it in all calls."""
@@ -692,32 +686,25 @@ class Traversal:
         names = list(node.input)  # "" is an omitted optional input
         if node.op_type == "Constant" and node.domain in OWN_DOMAINS:
             for name in filter(None, node.output):
-                size = _count(scope.types.get(name))
-                scope.stored[name] = self._stored(node.doc_string, size)
+                scope[name].stored = self._stored(node.doc_string, scope[name].kind.count)
             return
         if not any(names) or any(inner_graphs(node)):
             return
-        sources = [scope.stored.get(name) if name else "" for name in names]
+        sources = [scope[name].stored if name else "" for name in names]
         attributes = tuple(sorted(entry.SerializeToString() for entry in node.attribute))
+        key = node.op_type, node.domain, attributes, *sources
         if node.op_type in SAME_VALUES:
-            first = scope.stored.get(names[0])
-            if first is not None:
-                result = Stored(first.size, first.origin)
-                if node.op_type == "Identity":
-                    result = first
-                elif None not in sources:
-                    key = node.op_type, node.domain, attributes, *sources
-                    result = self._computed.setdefault(key, result)
-                for name in filter(None, node.output[:1]):
-                    scope.stored[name] = result
-            return
-        if None in sources or node.op_type.startswith(_RANDOM):
-            return
-        for number, name in enumerate(node.output):
-            if name:
-                key = node.op_type, node.domain, attributes, *sources, number
-                size = _count(scope.types.get(name))
-                scope.stored[name] = self._computed.setdefault(key, Stored(size))
+            first = scope[names[0]].stored
+            if first is not None and node.op_type != "Identity":
+                first = Stored(first.size, first.origin)
+                first = first if None in sources else self._computed.setdefault(key, first)
+            for name in filter(None, node.output[:1]):
+                scope[name].stored = first
+        elif None not in sources and not node.op_type.startswith(_RANDOM):
+            for number, name in enumerate(node.output):
+                if name:
+                    result = Stored(scope[name].kind.count)
+                    scope[name].stored = self._computed.setdefault((*key, number), result)
 
 
 def _live_nodes(graph: Any) -> set[int]:
@@ -746,97 +733,57 @@ def _names_read(graph: Any) -> Iterator[str]:
 
 
 def _copied(message: Any) -> Any:
-    if message is None:
-        return None
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
-
-
-def _reorder(kind: Any, order: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
-    """Change the order of the sizes in a TypeProto, if it has a shape."""
-    if kind is not None and _has_rank(kind):
-        dims = order(tuple(map(_copied, kind.tensor_type.shape.dim)))
-        del kind.tensor_type.shape.dim[:]
-        kind.tensor_type.shape.dim.extend(dims)
 
 
 def _text(shape: Shape) -> str:
     return shape_text(shape)  # type: ignore[arg-type]  # shape_text accepts names
 
 
-def _is_known(kind: Any) -> bool:
-    """Return whether all sizes of a tensor are known."""
-    return kind is not None and _has_rank(kind) and all(isinstance(n, int) for n in sizes_of(kind))
-
-
-def _is_small(kind: Any) -> bool:
-    return _is_known(kind) and _count(kind) <= MOST_VALUES
-
-
-def _count(kind: Any) -> int:
-    """Return the number of elements of a tensor; 0 if a size is unknown."""
-    sizes = sizes_of(kind) if _is_known(kind) else (0,)
-    return prod(size for size in sizes if isinstance(size, int))
-
-
-def _merged(inferred: Any, declared: Any) -> Any:
+def _merged(inferred: Kind, declared: Kind) -> Kind:
     """Return the inferred type of a tensor, completed with the type that the file declares."""
-    first, second = _copied(inferred), declared
-    if first is None or not first.WhichOneof("value"):
-        copy = _copied(second)
-        return copy if copy is not None else first
-    if second is None or not (first.HasField("tensor_type") and second.HasField("tensor_type")):
-        return first
-    if not first.tensor_type.elem_type:
-        first.tensor_type.elem_type = second.tensor_type.elem_type
-    if not second.tensor_type.HasField("shape"):
-        return first
-    if not first.tensor_type.HasField("shape"):
-        first.tensor_type.shape.CopyFrom(second.tensor_type.shape)
-        return first
-    dims, others = first.tensor_type.shape.dim, second.tensor_type.shape.dim
-    if len(dims) == len(others):
-        for dim, other in zip(dims, others, strict=True):
-            unnamed = not dim.HasField("dim_value") and _named(dim.dim_param) == "?"
-            if other.HasField("dim_value") and not dim.HasField("dim_value"):
-                dim.dim_value = other.dim_value
-            elif unnamed and other.dim_param:
-                dim.dim_param = other.dim_param
-    return first
+    if inferred == Kind() or inferred.other or declared.other:
+        return declared if inferred == Kind() else inferred
+    sizes = declared.sizes if inferred.sizes is None else inferred.sizes
+    if inferred.sizes and declared.sizes and len(inferred.sizes) == len(declared.sizes):
+        sizes = tuple(map(_known_size, inferred.sizes, inferred.shape, declared.sizes))
+    return Kind(inferred.element or declared.element, sizes)
 
 
-def _common(first: Any, second: Any) -> Any:
+def _known_size(inferred: int | str, shown: int | str, declared: int | str) -> int | str:
+    """Return a declared size if it says more than an inferred size, which texts show as shown."""
+    says_more = isinstance(declared, int) or (shown == "?" and declared)
+    return declared if isinstance(inferred, str) and says_more else inferred
+
+
+def _common(first: Kind, second: Kind) -> Kind:
     """Return the part of a tensor's type that is the same in two branches."""
-    if first is None or second is None:
-        return None
-    if not (first.HasField("tensor_type") and second.HasField("tensor_type")):
-        return first if first == second else None
-    common = _copied(first)
-    if first.tensor_type.elem_type != second.tensor_type.elem_type:
-        common.tensor_type.elem_type = 0
-    dims, others = first.tensor_type.shape.dim, second.tensor_type.shape.dim
-    if not (_has_rank(first) and _has_rank(second)) or len(dims) != len(others):
-        common.tensor_type.ClearField("shape")
-        return common
-    for dim, size, other in zip(common.tensor_type.shape.dim, dims, others, strict=True):
-        if size != other:
-            dim.Clear()
-    return common
+    if first.other or second.other:
+        return first if first == second else Kind()
+    element = first.element if first.element == second.element else 0
+    if first.sizes is None or second.sizes is None or len(first.sizes) != len(second.sizes):
+        return Kind(element)
+    pairs = zip(first.sizes, second.sizes, strict=True)
+    return Kind(element, tuple(a if a == b else "" for a, b in pairs))
 
 
-def _loop_types(node: Any, scope: Scope, body: list[Any]) -> list[Any]:
+def _branch_kinds(node: Any, scope: Scope, returned: Mapping[str, list[Kind]]) -> list[Kind]:
+    """Return the output types of the branch that an If takes.
+
+    If the branch is unknown, the types contain only what both branches have in common.
+    """
+    branches = [returned.get(name, []) for name in ("then_branch", "else_branch")]
+    condition = scope[node.input[0]].values if node.input else None
+    if condition is not None and condition.size == 1:
+        return branches[0 if condition.reshape(()) else 1]
+    return [_common(*pair) for pair in zip(*branches, strict=False)]
+
+
+def _loop_kinds(node: Any, scope: Scope, body: list[Kind]) -> list[Kind]:
     """Return the types of a Loop's outputs: carried tensors, then tensors stacked on a new axis."""
     carried = list(node.input[2:])
-    kinds: list[Any] = []
-    for name, kind in zip(carried, body[1:], strict=False):
-        kinds.append(_common(scope.types.get(name), kind) if name else kind)
-    for kind in body[1 + len(carried) :]:
-        collected = _copied(kind)
-        if collected is not None and _has_rank(collected):
-            dims = list(collected.tensor_type.shape.dim)
-            collected.tensor_type.ClearField("shape")
-            collected.tensor_type.shape.dim.add()
-            collected.tensor_type.shape.dim.extend(dims)
-        kinds.append(collected)
-    return kinds
+    pairs = zip(carried, body[1:], strict=False)
+    stacked = (kind.reordered(lambda sizes: ("", *sizes)) for kind in body[1 + len(carried) :])
+    return [*(_common(scope[name].kind, kind) if name else kind for name, kind in pairs), *stacked]

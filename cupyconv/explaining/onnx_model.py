@@ -18,28 +18,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from cupyconv.errors import ConvError, ConvTypeError, CupyconvError, install_command
+from cupyconv.explaining import onnx_graph
 from cupyconv.explaining.onnx_fields import Fields
 from cupyconv.explaining.onnx_file import damaged, other_kind, read_content
-from cupyconv.explaining.onnx_graph import (
-    MOST_NODES,
-    Scope,
-    Shape,
-    Stored,
-    Traversal,
-    Visit,
-    expanded_nodes,
-    mark_stored_values,
-    open_shape_text,
-    open_unusable_sizes,
-    set_named_sizes,
-    sizes_of,
-)
+from cupyconv.explaining.onnx_graph import MOST_NODES, Scope, Shape, Stored, Traversal, Visit
 from cupyconv.explaining.onnx_operators import (
     FUSED_ATTRIBUTES,
     OWN_DOMAINS,
     Form,
     channels_first,
     channels_last,
+    decoded,
     form_of,
     operator_text,
     plain_attributes,
@@ -149,10 +138,10 @@ class ModelLayer(_Node):
     @property
     def passes(self) -> dict[str, str]:
         """Names of the passes that compute y, dx and dw."""
-        forward, backward = "forward", "backprop_input"
-        if self.is_transposed:
-            forward, backward = backward, forward
-        return {"y": forward, "dx": backward, "dw": "backprop_filter"}
+        passes = (
+            ("backprop_input", "forward") if self.is_transposed else ("forward", "backprop_input")
+        )
+        return dict(zip(("y", "dx", "dw"), (*passes, "backprop_filter"), strict=True))
 
     @property
     def settings(self) -> str:
@@ -169,22 +158,23 @@ class ModelLayer(_Node):
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on fusion, sharing, storage, enclosing operators and the receptive field."""
-        notes = [f"adds {self.added}"] if self.added else []
-        if self.activation:
-            notes.append(f"applies {self.activation}")
-        if self.same_filter_as is not None:
-            notes.append(f"same filter as {self.same_filter_as}")
-        elif self.same_values_as is not None:
-            notes.append(f"same stored values as {self.same_values_as}")
-        if self.filter is None:
-            notes.append("filter not stored in the file")
-        if self.has_bias and self.bias is None:
-            notes.append("bias not stored in the file")
-        notes += [f"inside {operator}" for operator in self.inside]
+        notes = [
+            (self.added, f"adds {self.added}"),
+            (self.activation, f"applies {self.activation}"),
+            (self.same_filter_as, f"same filter as {self.same_filter_as}"),
+            (
+                self.same_values_as and not self.same_filter_as,
+                f"same stored values as {self.same_values_as}",
+            ),
+            (self.filter is None, "filter not stored in the file"),
+            (self.has_bias and self.bias is None, "bias not stored in the file"),
+            *((True, f"inside {operator}") for operator in self.inside),
+        ]
+        texts = [note for applies, note in notes if applies]
         if self.fields:
             sizes, steps = ("x".join(map(str, each)) for each in zip(*self.fields, strict=True))
-            notes.append(f"receptive field {sizes}, step {steps}")
-        return tuple(notes)
+            texts.append(f"receptive field {sizes}, step {steps}")
+        return tuple(texts)
 
 
 @dataclass(frozen=True)
@@ -214,23 +204,23 @@ class UnreadLayer(_Node):
             for name, values in self.attributes.items()
             if isinstance(values, list) and all(isinstance(size, int) for size in values)
         }
-        pads = sizes.get("pads", ())
+        pads, groups = sizes.get("pads", ()), self.attributes.get("group", 1)
         half = len(pads) // 2
-        padding = tuple(zip(pads[:half], pads[half:], strict=False))
-        groups, auto_pad = self.attributes.get("group", 1), self.attributes.get("auto_pad")
         words = _settings(
             self.operator,
             sizes.get("strides", ()),
             sizes.get("output_padding", ()),
-            padding,
+            tuple(zip(pads[:half], pads[half:], strict=False)),
             sizes.get("dilations", ()),
             groups if isinstance(groups, int) else 1,
         )
+        auto_pad = self.attributes.get("auto_pad")
         if auto_pad not in (None, "", "NOTSET"):
             words.append(f"auto_pad {auto_pad}")
-        for name in ("kernel_shape", "output_shape"):
-            if sizes.get(name) and not (name == "kernel_shape" and self.filter_shape):
-                words.append(f"{name} {shape_text(sizes[name])}")
+        if not self.filter_shape and sizes.get("kernel_shape"):
+            words.append(f"kernel_shape {shape_text(sizes['kernel_shape'])}")
+        if sizes.get("output_shape"):
+            words.append(f"output_shape {shape_text(sizes['output_shape'])}")
         return ", ".join(words)
 
     @property
@@ -252,19 +242,16 @@ def _settings(
     Args:
         extra: output_padding of each axis.
     """
-    words = [operator] if operator != "Conv" else []
-    if any(step != 1 for step in stride):
-        words.append(f"stride {shape_text(stride)}")
-    if any(extra):
-        words.append(f"output_padding {shape_text(extra)}")
-    if any(map(any, padding)):
-        sides = [str(b) if b == a else f"{b}:{a}" for b, a in padding]
-        words.append(f"padding {sides[0] if len(set(sides)) == 1 else ','.join(sides)}")
-    if any(step != 1 for step in dilation):
-        words.append(f"dilation {shape_text(dilation)}")
-    if groups != 1:
-        words.append(f"groups {groups}")
-    return words
+    sides = [str(b) if b == a else f"{b}:{a}" for b, a in padding]
+    words = {
+        operator: operator != "Conv",
+        f"stride {shape_text(stride)}": set(stride) - {1},
+        f"output_padding {shape_text(extra)}": any(extra),
+        f"padding {sides[0] if len(set(sides)) == 1 else ','.join(sides)}": any(map(any, padding)),
+        f"dilation {shape_text(dilation)}": set(dilation) - {1},
+        f"groups {groups}": groups != 1,
+    }
+    return [word for word, is_changed in words.items() if is_changed]
 
 
 @dataclass(frozen=True)
@@ -371,8 +358,8 @@ def read(
         raise other_kind(path, content) or damaged(path, "it has no graph")
     _require_texts(path, model)
     model = _inlined(path, model)
-    open_unusable_sizes(model.graph)
-    sizes = set_named_sizes(model.graph, dict(inputs or {}))
+    onnx_graph.open_unusable_sizes(model.graph)
+    sizes = onnx_graph.set_named_sizes(model.graph, dict(inputs or {}))
     result, unknown = _convolutions(onnx, path, model, sizes)
     if not unknown:
         return result
@@ -398,32 +385,29 @@ def _convolutions(
         if not _CONVOLUTION.search(node.op_type):
             fields.add(visit)
             continue
-        name = node.name or next(iter(node.output), node.op_type)
-        form = form_of(node)
-        if form is None or unsupported(node):
-            nodes.append(_unread(traversal, visit, name, unsupported(node)))
-            continue
-        if not node.input or not node.output:
+        name, form, opened = node.name or next(iter(node.output), node.op_type), form_of(node), None
+        why = unsupported(node)
+        if not why and not (node.input and node.output):
             raise damaged(path, f"{name} has no inputs or no outputs")
-        if not visit.used:
-            nodes.append(_unread(traversal, visit, name, "no output of the model depends on it"))
-            continue
+        if not why and not visit.used:
+            why = "no output of the model depends on it"
         try:
-            layer = _layer(onnx, visit, form, name, traversal.open_inputs, filters)
-            field = fields.add(visit, layer.problem.axes, layer.is_transposed)
-            nodes.append(replace(layer, fields=field))
+            if form is not None and not why:
+                layer = _layer(onnx, visit, form, name, traversal.open_inputs, filters)
+                field = fields.add(visit, layer.problem.axes, layer.is_transposed)
+                nodes.append(replace(layer, fields=field))
+                continue
         except _UnknownSize as error:
             unknown.append(error)
-            why = f"{error}. {error.remedy_by_hand}"
-            nodes.append(_unread(traversal, visit, name, why, form))
+            why, opened = f"{error}. {error.remedy_by_hand}", form
         except _Unsupported as error:
-            nodes.append(_unread(traversal, visit, name, str(error)))
+            why = str(error)
         except (ConvError, ConvTypeError) as error:
             if not visit.inside:
                 raise
             fault = f"{error.rule}: {error.values}" if isinstance(error, ConvError) else f"{error}"
             why = f"{fault.removeprefix(f'{name}: ')} (a branch that does not run may be invalid)"
-            nodes.append(_unread(traversal, visit, name, why))
+        nodes.append(_unread(traversal, visit, name, why, opened))
     return Model(traversal.inputs, tuple(nodes)), unknown
 
 
@@ -448,20 +432,19 @@ def _unread(
     node, scope = visit.node, visit.scope
     filter_ = _FILTER_INPUTS.get(node.op_type, 1)
     bias = _BIAS_INPUTS.get(node.op_type, 2)
-    x_name, w_name, bias_name = (
-        node.input[i] if i < len(node.input) else "" for i in (0, filter_, bias)
-    )
-    x, w = scope.shape(x_name), scope.shape(w_name)
+    names = dict(enumerate(node.input))
+    x_name, w_name, bias_name = (names.get(i, "") for i in (0, filter_, bias))
+    x, w = scope[x_name].shape, scope[w_name].shape
     if open_form:
         x, y = _open_shapes(node, name, open_form, x, w)
     else:
-        types = traversal.infer(node, scope)
-        y = next((sizes_of(types[one]) for one in node.output[:1] if one in types), ())
+        kinds = traversal.infer(node, scope)
+        y = kinds[node.output[0]].shape if node.output and node.output[0] in kinds else ()
     return UnreadLayer(
         name=name,
         operator=operator_text(node),
-        filter=scope.stored.get(w_name),
-        bias=scope.stored.get(bias_name),
+        filter=scope[w_name].stored,
+        bias=scope[bias_name].stored,
         inside=visit.inside,
         reason=reason,
         is_open=open_form is not None,
@@ -482,22 +465,21 @@ def _open_shapes(node: Any, name: str, form: Form, x: Shape, w: Shape) -> tuple[
         return x, ()
     attributes = _attributes(name, node)
     _, w = _in_standard_order(form, x, w, attributes)
-    own = x or ("?",) * len(w)
-    x = form.in_standard_order(own)
+    batch, known, *sizes = form.in_standard_order(x or ("?",) * len(w))
     channels = _input_channels(form, w, attributes)
-    if isinstance(channels, int):
-        x = (x[0], x[1] if isinstance(x[1], int) else channels, *x[2:])
+    if isinstance(channels, int) and not isinstance(known, int):
+        known = channels
+    x = (batch, known, *sizes)
     filled = tuple(size if isinstance(size, int) else _ANY_SIZE for size in x)
-    is_transposed = form.operator == "ConvTranspose"
     try:
         problem = _standard_problem(form, filled, w, "float32", attributes)
     except CupyconvError:
         return form.in_own_order(x), ()
-    y: Shape = problem.input_shape if is_transposed else problem.output_shape
-    named = (x[0] if not isinstance(x[0], int) else y[0], y[1])
-    pairs = zip(x[2:], y[2:], strict=True)
-    y = (*named, *("?" if not isinstance(size, int) else out for size, out in pairs))
-    return form.in_own_order(x), form.in_own_order(y)
+    y = problem.input_shape if form.operator == "ConvTranspose" else problem.output_shape
+    pairs = zip(sizes, y[2:], strict=True)
+    outputs = ("?" if not isinstance(size, int) else out for size, out in pairs)
+    named = batch if not isinstance(batch, int) else y[0]
+    return form.in_own_order(x), form.in_own_order((named, y[1], *outputs))
 
 
 def _standard_problem(
@@ -591,12 +573,10 @@ def _example(
         return ""
     partial = ""
     for likely in _LIKELY_SIZES[rank]:
-        guesses = [
-            size if isinstance(size, int) else guess
-            for size, guess in zip(unknown.shape, (1, "?", *likely), strict=True)
-        ]
+        pairs = zip(unknown.shape, (1, "?", *likely), strict=True)
+        guesses = (size if isinstance(size, int) else guess for size, guess in pairs)
         shape = tuple(size for size in guesses if isinstance(size, int))
-        if len(shape) < len(guesses):
+        if len(shape) < len(unknown.shape):
             return ""
         try:
             result, others = _convolutions(onnx, path, model, {**sizes, unknown.tensor: shape})
@@ -638,22 +618,20 @@ def _inlined(path: str | Path, model: Any) -> Any:
     if not model.functions:
         return model
     try:
-        count = expanded_nodes(model)
-    except ValueError as error:
-        raise damaged(path, f"its functions cannot be expanded ({error})") from None
-    if count > MOST_NODES:
-        raise ConvError(
-            f"a model must have at most {MOST_NODES:,} nodes with its functions expanded",
-            f"{path} has {count:,}" if count < 10**18 else f"{path} has more than 10^18",
-            "Use a part of the model",
-        )
-    mark_stored_values(model)
-    try:
+        count = onnx_graph.expanded_nodes(model)
+        if count > MOST_NODES:
+            raise ConvError(
+                f"a model must have at most {MOST_NODES:,} nodes with its functions expanded",
+                f"{path} has {count:,}" if count < 10**18 else f"{path} has more than 10^18",
+                "Use a part of the model",
+            )
+        onnx_graph.mark_stored_values(model)
         return import_module("onnx.inliner").inline_local_functions(model)
+    except ConvError:
+        raise
     except Exception as error:
-        raise damaged(
-            path, f"its functions cannot be expanded ({' '.join(str(error).split())[:160]})"
-        ) from None
+        why = " ".join(str(error).split())[:160]
+        raise damaged(path, f"its functions cannot be expanded ({why})") from None
 
 
 def _require_texts(path: str | Path, message: Any) -> None:
@@ -707,20 +685,19 @@ def _layer(
         require_attributes(form.operator, [one.name for one in _own_attributes(node)])
         require_padding(attributes.get("auto_pad", "NOTSET"), attributes.get("pads"))
         x, w = _operand_shapes(node, name, form, scope, attributes, inputs)
-        dtype = _dtype(onnx, scope.element_type(node.input[0]))
+        dtype = _dtype(onnx, scope[node.input[0]].kind.element)
         if dtype not in ITEMSIZE:
             raise _Unsupported(f"elements of type {dtype} are unsupported")
         problem = _standard_problem(form, x, w, dtype, attributes)
     except ConvError as error:
-        raise ConvError(
-            f"{name}: {error.rule}", error.values, error.remedy, axis=error.axis
-        ) from None
+        rule = f"{name}: {error.rule}"
+        raise ConvError(rule, error.values, error.remedy, axis=error.axis) from None
     except ConvTypeError as error:
         raise ConvTypeError(f"{name}: {error}") from None
     if form.operator == "ConvTranspose" and problem.output_shape != x:
         # The convolution has more windows than the node has inputs, so its cost would differ.
         raise _Unsupported("an output_padding that is not less than the stride is unsupported here")
-    stored = scope.stored.get(node.input[1])
+    stored = scope[node.input[1]].stored
     same_filter = same_values = name
     if stored is not None:
         same_filter = filters.setdefault((stored.origin, stored), name)
@@ -732,9 +709,9 @@ def _layer(
         name=name,
         operator=operator_text(node),
         filter=stored,
-        bias=scope.stored.get(bias) if bias else None,
+        bias=scope[bias].stored,
         inside=visit.inside,
-        problem=_in_own_order(form, problem, scope.shape(node.input[1])),
+        problem=_in_own_order(form, problem, scope[node.input[1]].shape),
         is_transposed=form.operator == "ConvTranspose",
         has_bias=bool(bias),
         added=added if is_fused else "",
@@ -772,36 +749,33 @@ def _operand_shapes(
     The shapes are in the order of the standard operator.
     """
     x_name, w_name = node.input[:2]
-    x, w = scope.shape(x_name), scope.shape(w_name)
-    rank = (len(w) if scope.has_rank(w_name) else len(x)) - 2
-    for tensor in (w_name, x_name):
-        if scope.has_rank(tensor) and len(scope.shape(tensor)) - 2 not in SPATIAL_AXES:
-            axes = len(scope.shape(tensor)) - 2
+    x, w = scope[x_name].shape, scope[w_name].shape
+    rank = (len(w) if scope[w_name].kind.has_rank else len(x)) - 2
+    for kind in (scope[w_name].kind, scope[x_name].kind):
+        axes = len(kind.shape) - 2
+        if kind.has_rank and axes not in SPATIAL_AXES:
             raise _Unsupported(
                 f"{max(axes, 0)} spatial axes are unsupported, "
                 f"{min(SPATIAL_AXES)} to {max(SPATIAL_AXES)} are supported"
             )
     if not _is_numbers(w):
         taps = attributes.get("kernel_shape")
-        likely: Shape = ("?",) * (2 + rank) if rank > 0 else ()
-        if likely and isinstance(taps, list) and len(taps) == rank:
-            likely = ("?", "?", *taps)
-        raise _UnknownSize(name, w_name, w or likely, _text(w), inputs)
+        if not isinstance(taps, list) or len(taps) != rank:
+            taps = ["?"] * rank
+        raise _UnknownSize(name, w_name, w or (("?", "?", *taps) if taps else ()), _text(w), inputs)
     standard_x, standard_w = _in_standard_order(form, x, w, attributes)
     if not _is_numbers(x):
         likely = ("?", _input_channels(form, standard_w, attributes), *["?"] * rank)
-        shape = tuple(
-            size if isinstance(size, int) or size != "?" else guess
-            for size, guess in zip(standard_x or likely, likely, strict=False)
-        )
+        pairs = zip(standard_x or likely, likely, strict=False)
+        shape = tuple(guess if size == "?" else size for size, guess in pairs)
         raise _UnknownSize(name, x_name, form.in_own_order(shape), _text(x), inputs)
     return standard_x, standard_w
 
 
 def _require_bias(layer: ModelLayer, scope: Scope, bias: str) -> None:
-    shape, channels = scope.shape(bias), layer.output_channels
-    known = bool(bias) and scope.has_rank(bias) and all(isinstance(size, int) for size in shape)
-    if known and shape != (channels,):
+    kind, channels = scope[bias].kind, layer.output_channels
+    shape = kind.shape
+    if kind.is_known and shape != (channels,):
         got = _text(shape) if shape else "a scalar"
         raise ConvError(
             f"{layer.name}: the bias must have one value for each output channel",
@@ -828,8 +802,7 @@ def _attributes(name: str, node: Any) -> dict[str, Any]:
                 f"{attribute.name!r} has type {attribute.type}",
                 "Export the model again",
             ) from None
-        is_bytes = isinstance(value, bytes)
-        values[attribute.name] = value.decode(errors="backslashreplace") if is_bytes else value
+        values[attribute.name] = decoded(value)
     return values
 
 
@@ -842,7 +815,7 @@ def _dtype(onnx: Any, number: int) -> str:
 
 def _text(shape: Shape) -> str:
     """Return a shape for a message."""
-    return open_shape_text(shape) or "unknown shape"
+    return onnx_graph.open_shape_text(shape) or "unknown shape"
 
 
 def _is_numbers(shape: Shape) -> bool:

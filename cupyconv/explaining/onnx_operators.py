@@ -129,20 +129,16 @@ def plain_attributes(node: Any) -> dict[str, Any]:
     """Return the attributes of a node that are numbers, strings or lists of these, by name."""
     values: dict[str, Any] = {}
     for attribute in node.attribute:
-        value = getattr(attribute, _PLAIN[attribute.type]) if attribute.type in _PLAIN else None
-        if isinstance(value, (int, float)):
-            values[attribute.name] = value
-        elif value is not None:
-            values[attribute.name] = (
-                _decoded(value)
-                if isinstance(value, bytes)
-                else [_decoded(entry) if isinstance(entry, bytes) else entry for entry in value]
-            )
+        if attribute.type in _PLAIN:
+            value = getattr(attribute, _PLAIN[attribute.type])
+            is_single = isinstance(value, (int, float, bytes))
+            values[attribute.name] = decoded(value) if is_single else [*map(decoded, value)]
     return values
 
 
-def _decoded(text: bytes) -> str:
-    return text.decode(errors="backslashreplace")
+def decoded(value: Any) -> Any:
+    """Return a value, with bytes decoded to text."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 _UNSUPPORTED = {

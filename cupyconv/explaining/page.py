@@ -17,17 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cupyconv.errors import ConvError
-from cupyconv.explaining import javascript, translate
-from cupyconv.explaining.scene import (
-    DRAWN,
-    RESULTS,
-    Limits,
-    Scene,
-    equivalent,
-    heading,
-    plain,
-    scene,
-)
+from cupyconv.explaining import javascript, scene, translate
+from cupyconv.explaining.scene import DRAWN, RESULTS, Limits, Scene
 from cupyconv.explaining.terms import Element, position_text
 from cupyconv.explaining.values import MOST_ELEMENTS, MOST_FLOPS, OPERANDS, Values
 from cupyconv.markup import Document, escape
@@ -39,13 +30,12 @@ _MOST_COUNTED = 2**53
 _SCRIPTS = ("rules.js", "tensors.js", "scenes.js", "page.js", "knobs.js", "stories.js")
 """Scripts of the page, in the order in which they run."""
 
-_MOST_PAIRS = 200_000
-"""Largest number of (output, tap) pairs on an axis for which a page has knobs (hand-set)."""
-
 MOST_NUMBERS, MOST_PRODUCTS = 200_000, 40_000_000
 """Largest number of elements of x, w and dy together, and of products in a pass, for which the
-page's script computes all values (hand-set): 32 million products take 0.8 s in Chromium on one CPU
-core (measured)."""
+page's script computes all values; and of (output, tap) pairs on an axis with knobs (hand-set).
+
+32 million products take 0.8 s in Chromium on one CPU core (measured).
+"""
 
 _MOST_RESULTS = 40_000
 """Largest number of characters of the library's results on a page whose script computes all values
@@ -99,8 +89,8 @@ def html(
         for entry in translate.translations(problem, is_transposed)
     )
     content = {
-        "title": escape(document.title or heading(problem, is_transposed)),
-        "equivalent": escape(equivalent(problem)) if is_transposed else "",
+        "title": escape(document.title or scene.heading(problem, is_transposed)),
+        "equivalent": escape(scene.equivalent(problem)) if is_transposed else "",
         "policy": escape(_POLICY),
         "style": _asset("page.css"),
         "script": javascript.rules() + "".join(map(_script, _SCRIPTS)),
@@ -191,7 +181,7 @@ def _scene(
     """
     tried: list[tuple[Limits, Kept]] = [(limits, "all") for limits in _LIMITS]
     for limits, kept in [*tried, (_LIMITS[-1], "sums"), (_LIMITS[-1], "pair")]:
-        content = _content(scene(problem, data, element, limits, is_transposed), limits, kept)
+        content = _content(scene.scene(problem, data, element, limits, is_transposed), limits, kept)
         # Escape "<": in a script, "</" and "<!--" change how a browser reads the rest.
         text = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
         if len(text) <= most_bytes:
@@ -217,7 +207,7 @@ def _is_kept(drawn: Scene, tensor: str, k: int, c: int, kept: Kept) -> bool:
 
 def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
     """Return the data of the page: the first layer, its first elements, its values, and limits."""
-    problem, data, reverses = drawn.problem, drawn.data, drawn.is_transposed
+    problem, data = drawn.problem, drawn.data
     reason, knobs = _no_knobs(problem), _knobs(problem, data)
     numbers = sum(map(prod, (problem.input_shape, problem.filter_shape, problem.output_shape)))
     computes = (
@@ -233,7 +223,6 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
     if computes and len(json.dumps(library)) > _MOST_RESULTS:
         library = {tensor: _packed(drawn, tensor, "pair", 10) for tensor in known}
     values: dict[str, Any] = {}
-    origin = (0,) * (2 + problem.spatial_rank)
     if not computes:
         for tensor in OPERANDS:
             if tensor not in drawn.missing:
@@ -242,21 +231,17 @@ def _content(drawn: Scene, limits: Limits, kept: Kept) -> dict[str, Any]:
             if isinstance(data, Values) and _leaves_out(drawn, tensor):
                 exact = data.compute(tensor, "float64")
                 values[tensor] = _packed(drawn, tensor, kept, 17, exact)
+    origin = (0,) * (2 + problem.spatial_rank)
     where = f", where {', '.join(map(position_text, problem.axes))}"
+    directions = {}
+    for tensor, direction in drawn.directions.items():
+        element = Element(problem, tensor, origin, is_transposed=drawn.is_transposed)
+        directions[tensor] = {"at": direction.at, "rule": element.rule + where}
     return {
-        "opened": drawn.opened,
-        "image": drawn.image,
-        "k": drawn.k,
-        "c": drawn.c,
-        "directions": {
-            tensor: {
-                "at": direction.at,
-                "rule": Element(problem, tensor, origin, is_transposed=reverses).rule + where,
-            }
-            for tensor, direction in drawn.directions.items()
-        },
+        **{name: getattr(drawn, name) for name in ("opened", "image", "k", "c")},
+        "directions": directions,
         "passes": {name: each.pass_._asdict() for name, each in drawn.directions.items()},
-        "isTransposed": reverses,
+        "isTransposed": drawn.is_transposed,
         "dtype": problem.dtype,
         "knobs": knobs,
         "noKnobs": reason,
@@ -323,7 +308,9 @@ def _packed(
     for k, c in pairs:
         if _is_kept(drawn, tensor, k, c, kept):
             numbers = drawn.plane(tensor, k, c, array)[np.ix_(*where)].ravel()
-            planes[drawn.key(tensor, k, c)] = [_number(plain(value), digits) for value in numbers]
+            planes[drawn.key(tensor, k, c)] = [
+                _number(scene.plain(value), digits) for value in numbers
+            ]
     return {"at": where, "planes": planes}
 
 
@@ -340,10 +327,10 @@ def _number(value: float, digits: int) -> float | int | str:
 def _no_knobs(problem: ConvProblem) -> str:
     """Return why the page of a layer has no knobs; empty if it has knobs."""
     for axis in problem.axes:
-        if axis.filter * axis.output > _MOST_PAIRS:
+        if axis.filter * axis.output > MOST_NUMBERS:
             return (
                 f"This page has no knobs: axis {axis.name} has {axis.filter:,} taps and "
-                f"{axis.output:,} outputs. The knobs support at most {_MOST_PAIRS:,} pairs of a "
+                f"{axis.output:,} outputs. The knobs support at most {MOST_NUMBERS:,} pairs of a "
                 "tap and an output."
             )
         if max(axis.stride, axis.dilation) > _MOST_COUNTED:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from math import prod
 from typing import Any, TypeVar
 
@@ -21,13 +22,21 @@ from cupyconv.explaining import values as numbers
 from cupyconv.explaining.adjoints import AdjointAxis
 from cupyconv.explaining.counts import MAPPED, visible
 from cupyconv.explaining.terms import Element, counted_large
-from cupyconv.explaining.translate import Translation
 from cupyconv.explaining.values import OPERANDS, RESULTS, Values
 from cupyconv.markup import Block, Paragraph, Section, Table, Verbatim
-from cupyconv.problem import PASSES, RESULT, ConvAxis, ConvProblem, counted, shape_text
+from cupyconv.problem import (
+    PASSES,
+    RESULT,
+    ConvAxis,
+    ConvProblem,
+    counted,
+    interval_text,
+    shape_text,
+)
 
-_DRAWN_CHANNELS = 6
-"""Largest number of rows and of columns in the grid of channel pairs, gaps included (hand-set)."""
+_DRAWN_CHANNELS = terms.SHOWN_FIRST + terms.SHOWN_LAST
+"""Largest number of rows and of columns in the grid of channel pairs, gaps included: as many as a
+sum shows terms."""
 
 _MOST_TRIED = 9
 """Largest number of inputs among which the example of the chain rule is chosen (hand-set)."""
@@ -50,7 +59,6 @@ def sections(
         is_transposed: whether the transposed layer is explained, too.
     """
     channels, sizes = channels_section(problem, data), sizes_section(problem)
-    translations = translate.translations(problem)
     return (
         *([transposed.section(problem)] if is_transposed else []),
         _head(problem, is_transposed),
@@ -58,14 +66,14 @@ def sections(
         *((channels, sizes) if shapes.question(problem) == "dw" else (sizes, channels)),
         _tensors(problem),
         *_axes(problem),
-        _size_options(problem, translations),
+        _size_options(problem),
         _chain_rule(problem),
         _input_gradient(problem),
         _filter_gradient(problem),
         _around(problem),
         _products(problem),
         _counts(problem),
-        _elsewhere(translate.translations(problem, is_transposed), is_transposed),
+        *_elsewhere(problem, is_transposed),
     )
 
 
@@ -219,17 +227,13 @@ def _grid(problem: ConvProblem) -> str:
     """Return the grid of channel pairs as text."""
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     across = visible(channels, _DRAWN_CHANNELS)
-    down = visible(filters, _DRAWN_CHANNELS)
     rows = [["", *("..." if c is None else f"x[{c}]" for c in across)]]
-    for k in down:
-        if k is None:
-            rows.append(["...", *("" for _ in across)])
-            continue
+    for k in visible(filters, _DRAWN_CHANNELS):
         cells = ["..." if c is None else f"dw[{k},{c}]" for c in across]
-        rows.append([f"dy[{k}]", *cells])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        rows.append(["..."] if k is None else [f"dy[{k}]", *cells])
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
     lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
         for row in rows
     ]
     if problem.groups > 1:
@@ -270,9 +274,8 @@ def sizes_section(problem: ConvProblem) -> Section:
         f"The forward pass turns {shapes.sized(problem.input_sizes, 'input')} into "
         f"{shapes.sized(problem.output_sizes, 'output')}: {forward}.",
     ]
-    wide = [axis for axis in problem.axes if len(axis.valid_input_sizes) > 1]
-    crop: list[Block] = []
-    if wide:
+    after: list[Block] = []
+    if any(len(axis.valid_input_sizes) > 1 for axis in problem.axes):
         several = _clauses(
             problem, lambda axis: shapes.sizes_that_give(axis.valid_input_sizes, axis.output)
         )
@@ -282,35 +285,33 @@ def sizes_section(problem: ConvProblem) -> Section:
             f"Conv2DBackpropInput and similar functions take the size of dx, here {x}, as their "
             "argument input_sizes. They reject sizes that do not give this dy."
         )
-        crop = list(crops.blocks(problem))
+        after += crops.blocks(problem)
         if moved := _clauses(problem, _moved):
-            crop.append(Paragraph(f"Under SAME, the input size also decides the padding: {moved}."))
+            text = f"Under SAME, the input size also decides the padding: {moved}."
+            after.append(Paragraph(text))
     else:
-        strided = [axis for axis in problem.axes if axis.stride > 1]
+        is_strided = max(problem.stride) > 1
         only = (
             "With this padding, only one input size of at least 1 gives this output size"
-            if strided
+            if is_strided
             else "With stride 1, each output size belongs to one input size only"
         )
         texts.append(
             f"{only}, so dy and w determine the size of dx: {x}. TensorFlow's "
             "Conv2DBackpropInput and similar functions take input_sizes nevertheless, because with "
-            f"{'less padding' if strided else 'a larger stride'} several sizes of dx would fit "
+            f"{'less padding' if is_strided else 'a larger stride'} several sizes of dx would fit "
             "the same dy."
         )
-    blocks: list[Block] = [*map(Paragraph, texts), *crop]
-    dead = [axis for axis in problem.axes if axis.unread_after]
-    if dead:
-        rows = "; ".join(_trailing(axis) for axis in dead)
+    if dead := [axis for axis in problem.axes if axis.unread_after]:
+        rows = "; ".join(map(_trailing, dead))
         between = any(axis.unread_inputs > axis.unread_after for axis in problem.axes)
         more = "; inputs between windows or taps are not read either" if between else ""
-        blocks.append(
-            Paragraph(
-                f"Part of x is never read: {rows}{more}. These inputs do not affect y, so their "
-                "gradient is exactly zero. dx contains these zeros."
-            )
+        text = (
+            f"Part of x is never read: {rows}{more}. These inputs do not affect y, so their "
+            "gradient is exactly zero. dx contains these zeros."
         )
-    return Section(title, tuple(blocks))
+        after.append(Paragraph(text))
+    return Section(title, (*map(Paragraph, texts), *after))
 
 
 def _tensors(problem: ConvProblem) -> Section:
@@ -323,9 +324,8 @@ def _tensors(problem: ConvProblem) -> Section:
 
 def _axes(problem: ConvProblem) -> list[Section]:
     sections = []
-    by_name = {axis.name: axis for axis in problem.axes}
     for entry in shapes.axis_reasons(problem):
-        axis = by_name[entry.axes[0]]
+        axis = next(axis for axis in problem.axes if axis.name == entry.axes[0])
         rows = (
             ("padding", entry.padding),
             ("output size", entry.output),
@@ -339,9 +339,9 @@ def _axes(problem: ConvProblem) -> list[Section]:
     return sections
 
 
-def _size_options(problem: ConvProblem, translations: Sequence[Translation]) -> Section:
+def _size_options(problem: ConvProblem) -> Section:
     rows = [("cupyconv", f"conv_backprop_input({problem.input_shape}, w, dy, ...)")]
-    rows += [(entry.framework, entry.size) for entry in translations]
+    rows += [(entry.framework, entry.size) for entry in translate.translations(problem)]
     title = "How other frameworks specify the size of dx"
     return Section(title, (Table(("", ""), tuple(rows)),))
 
@@ -351,13 +351,12 @@ def _chain_rule(problem: ConvProblem) -> Section:
     examples = [(axis, _busiest_input(axis)) for axis in problem.axes]
     axis, (h_, found) = max(examples, key=lambda example: len(example[1][1].first))
     h, r, p = terms.letters(axis)
-    reads, filters = terms.position_text(axis), "conj(w" if problem.is_complex else "w"
-    x, end = ("conj(x", ")") if problem.is_complex else ("x", "")
+    conj = "conj({})".format if problem.is_complex else str
     lines = [
         f"y[{p}]  = sum over {r} of x[{h}] * w[{r}],",
-        f"dx[{h}] = sum over {p} of dy[{p}] * {filters}[{r}]{end},",
-        f"dw[{r}] = sum over {p} of dy[{p}] * {x}[{h}]{end},",
-        f"where {reads},",
+        f"dx[{h}] = sum over {p} of dy[{p}] * {conj(f'w[{r}]')},",
+        f"dw[{r}] = sum over {p} of dy[{p}] * {conj(f'x[{h}]')},",
+        f"where {terms.position_text(axis)},",
         f"so    {terms.tap_text(axis)}",
     ]
     blocks: list[Block] = [
@@ -373,15 +372,14 @@ def _chain_rule(problem: ConvProblem) -> Section:
     if len(found.first) > 1:
         title = "The chain rule, and why dx flips the filter"
         most = terms.SHOWN_FIRST + terms.SHOWN_LAST
-        ranges = (found.first, found.second)
-        if found.first.step < 0:
-            ranges = (found.first[::-1], found.second[::-1])
-        pairs = [*zip(*(numbers[:most] for numbers in ranges), strict=True)]
+        pairs = sorted(zip(found.first, found.second, strict=True))[:most]
         width = max(len(str(number)) for pair in pairs for number in pair) + 2
+        end = " ..." if len(found.first) > most else ""
         rows = [
-            f"{label}{''.join(str(pair[i]).rjust(width) for pair in pairs)}"
-            + (" ..." if len(found.first) > most else "")
-            for i, label in enumerate((f"output {p}", f"tap {r}   "))
+            f"{label}{''.join(str(number).rjust(width) for number in numbers)}{end}"
+            for label, numbers in zip(
+                (f"output {p}", f"tap {r}   "), zip(*pairs, strict=True), strict=True
+            )
         ]
         blocks += [
             Paragraph(f"For example, these outputs read x[{h_}], each through one tap:"),
@@ -416,25 +414,24 @@ def _around(problem: ConvProblem) -> Section:
 
 def _input_gradient(problem: ConvProblem) -> Section:
     axes = adjoints.input_gradient_axes(problem)
-    names = "".join(axis.name for axis in problem.axes)
+    names = shapes.listed([axis.name for axis in problem.axes])
     spread = f"dy with {_zeros(problem)} between neighbours" if max(problem.stride) > 1 else "dy"
     filters = "conj(w)" if problem.is_complex else "w"
     within = " in each group" if problem.groups > 1 else ""
-    flip = f"{filters} flipped along {shapes.listed(names)}, with its channel axes swapped{within}"
     dilation = f", dilation {shapes.one(problem.dilation)}" if max(problem.dilation) > 1 else ""
-    lines = [
-        "dx = correlate(",
-        f"  {spread},",
-        f"  {flip},",
-        f"  stride 1{dilation}, padding {shapes.pairs([axis.padding for axis in axes])})",
-    ]
-    table = _table_of_axes(problem, _dx_rows)
+    formula = (
+        f"dx = correlate(\n  {spread},\n"
+        f"  {filters} flipped along {names}, with its channel axes swapped{within},\n"
+        f"  stride 1{dilation}, padding {shapes.pairs([axis.padding for axis in axes])})"
+    )
     text = (
         "The channel axes of w are swapped because dx sums over k, while y sums over c. A span is "
         "an extent after dilation."
     )
-    blocks: tuple[Block, ...] = (Verbatim("\n".join(lines)), Paragraph(text), *_crops(axes), table)
-    return Section("dx as a convolution", blocks)
+    table = _table_of_axes(problem, _dx_rows)
+    return Section(
+        "dx as a convolution", (Verbatim(formula), Paragraph(text), *_crops(axes), table)
+    )
 
 
 def _dx_rows(axis: ConvAxis) -> tuple[tuple[str, str], ...]:
@@ -451,27 +448,23 @@ def _dx_rows(axis: ConvAxis) -> tuple[tuple[str, str], ...]:
 def _filter_gradient(problem: ConvProblem) -> Section:
     axes = adjoints.filter_gradient_axes(problem)
     stride, dilation = shapes.one(problem.stride), shapes.one(problem.dilation)
+    first = "conj(x[c])" if problem.is_complex else "x[c]"
     second = f"dy[k], dilated by {stride}," if max(problem.stride) > 1 else "dy[k]"
-    lines = [
-        "dw[k,c] = correlate(",
-        "  conj(x[c])," if problem.is_complex else "  x[c],",
-        f"  {second} as the filter,",
-        f"  stride {dilation}, padding {shapes.pairs([axis.padding for axis in axes])})",
-    ]
-    roles = (
+    formula = (
+        f"dw[k,c] = correlate(\n  {first},\n  {second} as the filter,\n"
+        f"  stride {dilation}, padding {shapes.pairs([axis.padding for axis in axes])})"
+    )
+    text = (
         "Stride and dilation swap roles. For the next element of dw, the window on x moves by "
         f"{dilation} (the dilation). Within a window, neighbouring elements of dy multiply "
         f"elements of x that are {stride} apart (the stride)."
     )
     if problem.N > 1:
-        roles += f" Images play the role of channels: the sum is over the {problem.N} images."
-    blocks: tuple[Block, ...] = (
-        Verbatim("\n".join(lines)),
-        Paragraph(roles),
-        *_crops(axes),
-        _table_of_axes(problem, _dw_rows),
+        text += f" Images play the role of channels: the sum is over the {problem.N} images."
+    table = _table_of_axes(problem, _dw_rows)
+    return Section(
+        "dw as a convolution", (Verbatim(formula), Paragraph(text), *_crops(axes), table)
     )
-    return Section("dw as a convolution", blocks)
 
 
 def _dw_rows(axis: ConvAxis) -> tuple[tuple[str, str], ...]:
@@ -504,13 +497,12 @@ def _products(problem: ConvProblem) -> Section:
     phases = prod(problem.stride)
     if 1 < phases <= 64:
         depths = _depths_text(sorted(view.gemm_k for view in problem.phase_gemms))
-        blocks.append(
-            Paragraph(
-                "In backprop_input, only some taps contribute to each row. Grouped by position "
-                f"modulo the stride, the rows form {phases} smaller matrix products. {depths}, "
-                f"instead of {problem.gemm('backprop_input').gemm_k}."
-            )
+        text = (
+            "In backprop_input, only some taps contribute to each row. Grouped by position modulo "
+            f"the stride, the rows form {phases} smaller matrix products. {depths}, instead of "
+            f"{problem.gemm('backprop_input').gemm_k}."
         )
+        blocks.append(Paragraph(text))
     return Section("Each pass as a matrix product", tuple(blocks))
 
 
@@ -525,9 +517,10 @@ def _counts(problem: ConvProblem) -> Section:
     return Section("Number of terms of each element", (Table(("", ""), tuple(rows)),))
 
 
-def _elsewhere(translations: Sequence[Translation], is_transposed: bool) -> Section:
+def _elsewhere(problem: ConvProblem, is_transposed: bool) -> list[Section]:
+    """Return the section on other frameworks; nothing if none supports the layer."""
     rows = []
-    for entry in translations:
+    for entry in translate.translations(problem, is_transposed):
         rows.append((entry.framework, entry.call))
         rows += [("", f"- {flag}") for flag in entry.flags]
     text = (
@@ -536,9 +529,8 @@ def _elsewhere(translations: Sequence[Translation], is_transposed: bool) -> Sect
         "For the whole program, pass --code pytorch on the command line, or read "
         "explanation.code('pytorch').program in Python."
     )
-    layer = "transposed layer" if is_transposed else "same layer"
-    title = f"The {layer} in other frameworks"
-    return Section(title, (Paragraph(text), Table(("", ""), tuple(rows))))
+    title = f"The {'transposed' if is_transposed else 'same'} layer in other frameworks"
+    return [Section(title, (Paragraph(text), Table(("", ""), tuple(rows))))] if rows else []
 
 
 # -- parts of sentences ----------------------------------------------------------------------------
@@ -583,58 +575,46 @@ def _moved(axis: ConvAxis) -> str:
     for size in (axis.valid_input_sizes[0], axis.valid_input_sizes[-1]):
         other = axis.of_input(size)
         if other.pad_before != axis.pad_before:
-            pads, other_pads = (
-                f"{each.pad_before} before and {each.pad_after} after" for each in (axis, other)
-            )
+            own, others = (f"{a.pad_before} before and {a.pad_after} after" for a in (axis, other))
             return (
-                f"an input of size {axis.input} is padded by {pads}, an input of size {size} by "
-                f"{other_pads}"
+                f"an input of size {axis.input} is padded by {own}, an input of size {size} "
+                f"by {others}"
             )
     return ""
 
 
 def _window(axis: ConvAxis) -> str:
     _, r, p = terms.letters(axis)
-    last = (axis.output - 1) * axis.stride - axis.pad_before
-    taps = "the tap" if axis.filter == 1 else "the taps"
+    last = (axis.output - 1) * axis.stride
     first_, last_ = (
-        _ends(begin, begin + axis.effective_filter - 1) for begin in (-axis.pad_before, last)
+        interval_text(range(begin, begin + axis.effective_filter))
+        for begin in (-axis.pad_before, last - axis.pad_before)
     )
     covers = (
         f"the only window covers {first_}"
         if axis.output == 1
         else f"the first window covers {first_}, the last window covers {last_}"
     )
-    return (
-        f"output {p} reads input {terms.position_text(axis)} for {taps} "
-        f"{r} = {_ends(0, axis.filter - 1)}: {covers}"
-    )
-
-
-def _ends(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first} to {last}"
+    taps = f"tap{'s' if axis.filter > 1 else ''} {r} = {interval_text(range(axis.filter))}"
+    return f"output {p} reads input {terms.position_text(axis)} for the {taps}: {covers}"
 
 
 def _interval(axis: ConvAxis) -> str:
     if axis.stride == 1:
         return ""
     first = axis.first_input_size_for(axis.output)
-    start = f"starting at {shapes.smallest_input_text(axis)} = {first}"
+    start = f"{axis.stride} sizes{{}}, starting at {shapes.smallest_input_text(axis)} = {first}"
     if first < 1:
-        return (
-            f". Stride {axis.stride} rounds {axis.stride} sizes to this output size, {start}, but "
-            "sizes below 1 are impossible"
-        )
+        start = start.format(" to this output size")
+        return f". Stride {axis.stride} rounds {start}, but sizes below 1 are impossible"
     more = f"{axis.input - first} more than " if axis.input > first else ""
-    return (
-        f". Stride {axis.stride} allows {axis.stride} sizes, {start}; {axis.input} is {more}the "
-        "smallest size"
-    )
+    start = start.format("")
+    return f". Stride {axis.stride} allows {start}; {axis.input} is {more}the smallest size"
 
 
 def _trailing(axis: ConvAxis) -> str:
     last = axis.input - 1 - axis.unread_after
-    rows = f"{axis.name} = {last + 1}" + (f" to {axis.input - 1}" if axis.unread_after > 1 else "")
+    rows = f"{axis.name} = {interval_text(range(last + 1, axis.input))}"
     beyond = "the input and its padding" if axis.pad_after else "the input"
     which = "the only window" if axis.output == 1 else f"the last of the {axis.output} windows"
     return (
@@ -647,10 +627,8 @@ def _table_of_axes(
     problem: ConvProblem, say: Callable[[ConvAxis], tuple[tuple[str, str], ...]]
 ) -> Table:
     """Return a table with the rows of each axis; axes with equal rows share them."""
-    rows = []
-    for parts, names in _by_text(problem, say).items():
-        for number, (label, text) in enumerate(parts):
-            rows.append((shapes.listed(names) if number == 0 else "", label, text))
+    parts = _by_text(problem, say).items()
+    rows = [row for texts, names in parts for row in shapes.rows(names, texts)]
     return Table(("", "", ""), tuple(rows))
 
 

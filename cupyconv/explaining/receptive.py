@@ -61,20 +61,19 @@ def stacked(layers: Sequence[tuple[ConvProblem, bool]]) -> tuple[Field, ...] | N
         layers: the layers from the first to the last, each with whether it is transposed.
     """
     problems, kinds = zip(*layers, strict=True)
-    fields = [
-        field([*zip(axes, kinds, strict=True)])
-        for axes in zip(*(problem.axes for problem in problems), strict=True)
-    ]
+    along = zip(*(problem.axes for problem in problems), strict=True)
+    fields = tuple(field([*zip(axes, kinds, strict=True)]) for axes in along)
     known = tuple(found for found in fields if found)
     return known if len(known) == len(fields) else None
 
 
 def text(axis: ConvAxis, is_transposed: bool = False) -> str:
     """Return a clause on the receptive field of one layer; "" if it is too large to list."""
-    if not is_transposed:
-        found: Field | None = Field(axis.effective_filter, Fraction(axis.stride))
-    else:
-        found = field([(axis, True)])
+    found = (
+        field([(axis, True)])
+        if is_transposed
+        else Field(axis.effective_filter, Fraction(axis.stride))
+    )
     if found is None:
         return ""
     most = "at most " if is_transposed and axis.stride > 1 else ""

@@ -73,9 +73,16 @@ class Pass(NamedTuple):
     over: str
     noun: str
     function: str
-    flipped: bool
-    notes: tuple[str, str]
+    flipped: bool = False
+    notes: tuple[str, str] = ("", "Padding is dashed.")
 
+
+_SPREAD = (
+    "Dashed padding around {0} lets the flipped filter reach all of {1}.",
+    "{0} is dilated by the stride: its zeros are hatched, its padding is dashed. The flipped "
+    "filter slides over it with stride 1.",
+)
+"""Notes on the planes of dx, with the names of its first operand and of the result."""
 
 PASSES = {
     "dw": Pass(
@@ -84,8 +91,6 @@ PASSES = {
         "image",
         "image",
         "conv_backprop_filter",
-        False,
-        ("", "Padding is dashed."),
     ),
     "dx": Pass(
         ("dy", "w"),
@@ -93,12 +98,8 @@ PASSES = {
         "filter",
         "filter",
         "conv_backprop_input",
-        True,
-        (
-            "Dashed padding around dy lets the flipped filter reach all of dx.",
-            "dy is dilated by the stride: its zeros are hatched, its padding is dashed. The "
-            "flipped filter slides over it with stride 1.",
-        ),
+        flipped=True,
+        notes=(_SPREAD[0].format("dy", "dx"), _SPREAD[1].format("dy")),
     ),
     "y": Pass(
         ("x", "w"),
@@ -106,11 +107,8 @@ PASSES = {
         "channel",
         "channel",
         "conv_forward",
-        False,
-        ("", "Padding is dashed."),
     ),
 }
-
 
 TRANSPOSED_PASSES = {
     "dw": PASSES["dw"]._replace(title="dw: one channel of dy and one channel of x give each slice"),
@@ -118,11 +116,7 @@ TRANSPOSED_PASSES = {
         title="y: each output channel sums over the input channels, each with its own filter",
         noun="input channel",
         function="conv_transpose",
-        notes=(
-            "Dashed padding around x lets the flipped filter reach all of y.",
-            "x is dilated by the stride: its zeros are hatched, its padding is dashed. The "
-            "flipped filter slides over it with stride 1.",
-        ),
+        notes=(_SPREAD[0].format("x", "y"), _SPREAD[1].format("x")),
     ),
     "y": PASSES["y"]._replace(
         title="dx: each input channel sums over the channels of dy",
@@ -171,6 +165,11 @@ class Direction:
     terms: int
     note: str
     pass_: Pass
+
+    @property
+    def here(self) -> list[Meeting]:
+        """Pairs that contribute to the position that is shown first, along each axis."""
+        return [along[place] for along, place in zip(self.meetings, self.at, strict=True)]
 
     @property
     def tensors(self) -> tuple[str, str, str]:
@@ -327,7 +326,8 @@ def scene(
             )
     image, k, c = _channels_of(problem, element)
     chosen = _chosen(problem, element)
-    missing = {tensor: _reason(problem, data, tensor) for tensor in (*OPERANDS, *RESULTS)}
+    reasons = {tensor: _reason(problem, data, tensor) for tensor in (*OPERANDS, *RESULTS)}
+    missing = {tensor: reason for tensor, reason in reasons.items() if reason}
     opened = "dx" if is_transposed else shapes.question(problem)
     passes = TRANSPOSED_PASSES if is_transposed else PASSES
     drawn = Scene(
@@ -340,11 +340,11 @@ def scene(
         _drawn(problem.K, limits.channels, k),
         _drawn(problem.C, limits.channels, c),
         {name: _direction(problem, name, chosen, limits, passes[name]) for name in RESULTS},
-        {tensor: reason for tensor, reason in missing.items() if reason},
+        missing,
         "",
         is_transposed,
     )
-    if isinstance(data, Values) and not all(missing.values()):
+    if isinstance(data, Values) and len(missing) < len(reasons):
         return replace(drawn, source=data.source_of(drawn.called))
     return drawn
 
@@ -371,11 +371,11 @@ def _channels_of(problem: ConvProblem, element: Element | None) -> tuple[int, in
         k = problem.K // 2  # the middle, as in the text
         return 0, k, k // filters * channels + channels // 2
     a, b = element.index[:2]
-    if element.tensor == "dw":
-        return 0, a, a // filters * channels + b
-    if element.tensor == "dx":
-        return a, b // channels * filters, b
-    return a, b, b // filters * channels
+    return {
+        "dw": (0, a, a // filters * channels + b),
+        "dx": (a, b // channels * filters, b),
+        "y": (a, b, b // filters * channels),
+    }[element.tensor]
 
 
 def _chosen(problem: ConvProblem, element: Element | None) -> dict[str, tuple[int, ...]]:
@@ -436,17 +436,16 @@ def _linked(rule: ConvAxis, chosen: int, limits: Limits) -> tuple[Places, Places
         places = {first, 0, rule.input - 1, end - 1}
         for output in outputs:
             under = window(rule, output)
-            places |= set(range(under[0], under[-1] + 1)) if whole else {under[0], under[-1]}
+            places |= {*range(under[0], under[-1] + 1)} if whole else {under[0], under[-1]}
         inputs = with_gaps(place for place in places if first <= place < end)
         if len(inputs) <= limits.places:
             break
     outputs.add(rule.output - 1)  # draw the last output even without its window
-    if whole:  # add the outputs whose windows are already drawn
-        drawn = {place for place in inputs if place is not None}
-        for place in drawn:
-            output, rest = divmod(place + rule.pad_before, rule.stride)
-            if rest == 0 and 0 <= output < rule.output and drawn.issuperset(window(rule, output)):
-                outputs.add(output)
+    drawn = {place for place in inputs if place is not None}
+    for place in drawn if whole else ():  # add the outputs whose windows are already drawn
+        output, rest = divmod(place + rule.pad_before, rule.stride)
+        if rest == 0 and 0 <= output < rule.output and drawn.issuperset(window(rule, output)):
+            outputs.add(output)
     return with_gaps(outputs), inputs
 
 
@@ -473,15 +472,12 @@ def _direction(
     pass_: Pass,
 ) -> Direction:
     """Return the drawing of a result."""
-    rules = {
-        "dw": [adjoint.rule for adjoint in adjoints.filter_gradient_axes(problem)],
-        "dx": [adjoint.rule for adjoint in adjoints.input_gradient_axes(problem)],
-        "y": [*problem.axes],
-    }[tensor]
+    adjoint = {"dw": adjoints.filter_gradient_axis, "dx": adjoints.input_gradient_axis}.get(tensor)
     # Windows of this result slide over the first operand; for dw, windows of y slide over x.
     slid = "dx" if tensor == "dx" else "y"
     planes, meetings = [], []
-    for i, (axis, rule) in enumerate(zip(problem.axes, rules, strict=True)):
+    for i, axis in enumerate(problem.axes):
+        rule = adjoint(axis).rule if adjoint else axis
         outputs, places = _linked(rule if tensor == "dx" else axis, chosen[slid][i], limits)
         taps = _drawn(axis.filter, limits.taps, chosen["dw"][i])
         first = tuple(_content(tensor, axis, place) for place in places)
@@ -497,13 +493,13 @@ def _direction(
                 known[at] = Meeting(*_pairs(tensor, axis, at, first, second), under)
         meetings.append(known)
     condition = max(problem.stride) > 1 if tensor == "dx" else any(map(any, problem.padding))
-    filters, channels = problem.K // problem.groups, problem.C // problem.groups
+    counts = {"dw": problem.N, "dx": problem.K // problem.groups, "y": problem.C // problem.groups}
     return Direction(
         tensor,
         chosen[tensor],
         tuple(zip(*planes, strict=True)),
         tuple(meetings),
-        {"dw": problem.N, "dx": filters, "y": channels}[tensor],
+        counts[tensor],
         pass_.notes[condition],
         pass_,
     )
@@ -513,8 +509,7 @@ def _pairs(
     tensor: str, axis: ConvAxis, at: int, first: Places, second: Places
 ) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Return the number of pairs that contribute to a position of a result, and the drawn pairs."""
-    along = {"y": terms.output_terms, "dx": terms.input_terms, "dw": terms.tap_terms}[tensor]
-    a, b, _ = along(axis, at)
+    a, b, _ = terms.ALONG[tensor](axis, at)
     if tensor == "dw":  # the drawing has x before dy
         a, b = b, a
     drawn = sorted({*_indices(a, first)} & {*_indices(b, second)})

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, product
 from math import inf, prod
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,14 +29,14 @@ from cupyconv.formats import SPATIAL_AXES
 MOST_WORK = 2e9
 """Largest number of multiply-adds of the search for one result (hand-set)."""
 
+MOST_FLOPS = 2 * MOST_WORK
+"""Largest number of floating-point operations of one comparison of a whole result."""
+
 MOST_JOBS = 6_000
 """Largest number of orders of axes, strides and dilations that are tried (hand-set)."""
 
 MOST_RULES = 300
 """Largest number of strides and dilations that are tried with an order of axes (hand-set)."""
-
-MOST_FLOPS = 4e9
-"""Largest number of floating-point operations of one comparison of a whole result (hand-set)."""
 
 MOST_COMPARED = 8_000_000
 """Largest number of elements of each tensor in one comparison, and of a matrix of windows
@@ -138,6 +139,21 @@ class Comparison:
         """Whether all compared elements agree."""
         return self.level is not None
 
+    @property
+    def place(self) -> int:
+        """Place of ``level`` in LEVELS; larger than all places without a level."""
+        return LEVELS.index(self.level) if self.level else len(LEVELS)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the scale or the bias is chosen to fit the result."""
+        return self.convention.finish.scale != 1 or self.convention.finish.bias == "fitted"
+
+    @property
+    def merit(self) -> tuple[float, float]:
+        """Sort key that grows with the agreement, for comparisons that do not fit."""
+        return self.agreeing / max(self.compared, 1), -self.error
+
 
 class Options(NamedTuple):
     """Rules of an axis with one stride and one dilation."""
@@ -216,10 +232,8 @@ class Search:
         """Return the bits of the different values of the result that an agreement confirms."""
         values = self.tensors[self.result]
         sizes = np.unique(np.abs(values[np.isfinite(values) & (values != 0)]))[:64]
-        if not len(sizes):
-            return 0.0
         bits = 20.0 if level.roundoff == 0 else -np.log2(8 * level.roundoff)
-        if (sizes % 1 == 0).all():
+        if len(sizes) and (sizes % 1 == 0).all():
             bits = min(bits, float(np.log2(1 + sizes[-1])))
         return float(bits) * len(sizes)
 
@@ -243,37 +257,26 @@ class Search:
                 later += [(distance, near) for near in found if near.share >= _AGREEING]
             while later and distance > later[0][0] + NEARBY and not self._is_found:
                 self._consider(*later.pop(0))
-        if not self._is_found:
-            for distance, near in later:
+        for distance, near in [] if self._is_found else later:
+            self._consider(distance, near)
+        for distance, sample in [] if self.fits else self._samples(jobs, MODES[1:], advance):
+            for near in sample.candidates(plain):
                 self._consider(distance, near)
-        if not self.fits:
-            for distance, sample in self._samples(jobs, MODES[1:], advance):
-                for near in sample.candidates(plain):
-                    self._consider(distance, near)
-        if not self.fits:
-            for near in self._nearest:
-                self._weigh(inf, near.convention)
+        for near in [] if self.fits else self._nearest:
+            self._weigh(inf, near.convention)
         # Conventions that fit only roughly do not count beside those that fit to rounding.
-        finest = min((LEVELS.index(fit.level) for fit in self.fits if fit.level), default=0)
-        self.fits = [
-            fit
-            for fit in self.fits
-            if fit.level and LEVELS.index(fit.level) <= max(finest, self.usual)
-        ]
+        finest = min((fit.place for fit in self.fits), default=0)
+        fits = [fit for fit in self.fits if fit.place <= max(finest, self.usual)]
         # Wherever plain sums fit roughly, fitted ones do, too: they count if they are much closer.
-        errors = [fit.error for fit in self.fits if not fit.convention.finish.is_fitted]
+        errors = [fit.error for fit in fits if not fit.is_fitted]
         if finest > self.usual and errors:
-            self.fits = [
-                fit
-                for fit in self.fits
-                if not fit.convention.finish.is_fitted or 2 * fit.error < min(errors)
-            ]
-        self.fits.sort(key=lambda fit: self.distance(fit.convention))
+            fits = [fit for fit in fits if not fit.is_fitted or 2 * fit.error < min(errors)]
+        self.fits = sorted(fits, key=lambda fit: self.distance(fit.convention))
 
     @property
     def _is_found(self) -> bool:
         """Whether a convention fits at the precision of the arrays."""
-        return any(fit.level and LEVELS.index(fit.level) <= self.usual for fit in self.fits)
+        return any(fit.place <= self.usual for fit in self.fits)
 
     def _samples(
         self,
@@ -287,8 +290,9 @@ class Search:
             advance(place / len(jobs))
             if distance > self._limit or self.too_many:
                 return
+            role = Convention(self.result, job.is_transposed, job.order, ()).role
             for mode in modes:
-                if mode != "zeros" and (distance > 2 or self._role(job) == "x"):
+                if mode != "zeros" and (distance > 2 or role == "x"):
                     continue
                 sample = _Sample(self, job._replace(mode=mode))
                 if work + sample.cost > MOST_WORK:
@@ -314,25 +318,20 @@ class Search:
             self.too_many = True
             return None
         self._seen.add(same)
-        comparison = self.compare(convention)
-        if any(fit.convention == comparison.convention for fit in self.fits):
+        found = self.compare(convention)
+        if any(fit.convention == found.convention for fit in self.fits):
             return None  # a fitted scale of 1
-        level = comparison.level
-        is_rough = level is not None and LEVELS.index(level) > self.usual
-        if level is not None and is_rough and self.evidence(level) < LEAST_EVIDENCE:
+        if found.level is None:
+            if self.nearest is None or found.merit > self.nearest.merit:
+                self.nearest = found
+            if found.is_similar and convention == self.claim:
+                self._limit = 2 * NEARBY
+            return found
+        if found.place > self.usual and self.evidence(found.level) < LEAST_EVIDENCE:
             return None  # chance explains that few values agree roughly
-        if comparison.fits:
-            self.fits.append(comparison)
-        elif self.nearest is None or _merit(comparison) > _merit(self.nearest):
-            self.nearest = comparison
-        if comparison.fits:
-            self._limit = min(self._limit, distance + NEARBY)
-        elif comparison.is_similar and convention == self.claim:
-            self._limit = 2 * NEARBY
-        return comparison
-
-    def _role(self, job: _Job) -> str:
-        return Convention(self.result, job.is_transposed, job.order, ()).role
+        self.fits.append(found)
+        self._limit = min(self._limit, distance + NEARBY)
+        return found
 
     def _finishes(self) -> tuple[list[Finish], list[Finish]]:
         """Return the common steps after the sum, and others."""
@@ -343,17 +342,17 @@ class Search:
             return [PLAIN], scaled
         is_real = result.dtype.kind != "c"
         biases = ["none"] if self.bias is None else ["given", "none"]
-        may_be_relu = is_real and not (result < 0).any()
-        words = [self.activation, *["relu"] * may_be_relu, None]
-        plain = [Finish(1.0, bias, word) for word in words for bias in biases]
+        relu = ["relu"] if is_real and not (result < 0).any() else []
+        words = (self.activation, *relu, None)
+        plain = list(dict.fromkeys(Finish(1.0, bias, word) for word in words for bias in biases))
         if not scaled:
-            return list(dict.fromkeys(plain)), []
-        other = [*scaled, Finish(bias="fitted")]
-        if may_be_relu:
-            other.append(Finish(bias="fitted", activation="relu"))
-        if is_real:
-            other += [Finish(1.0, bias, word) for bias in biases for word in ("silu", "gelu")]
-        return list(dict.fromkeys(plain)), other
+            return plain, []
+        curved = product(biases, ("silu", "gelu") if is_real else ())
+        return plain, [
+            *scaled,
+            *(Finish(1.0, "fitted", word) for word in (None, *relu)),
+            *(Finish(1.0, bias, word) for bias, word in curved),
+        ]
 
     # -- candidates --------------------------------------------------------------------------------
 
@@ -366,22 +365,20 @@ class Search:
             seen = set()
             rules: dict[Any, Any] = {}
             for order in self._orders(shapes):
-                base = self._order_distance(order) + 1.5 * (is_transposed != self.is_transposed)
                 probe = Convention(self.result, is_transposed, order, ())
                 views = probe.views(self.tensors)
-                key = tuple(_layout(view) for view in views.values()), order.conjugated
+                key = tuple(map(_layout, views.values())), order.conjugated
                 if key in seen:
                     continue
                 seen.add(key)
                 spatial = tuple(views[role].shape[3:] for role in "xwy")
                 if spatial not in rules:
-                    every = sorted(self._rules(spatial, order.rank), key=lambda entry: entry[0])
+                    every = sorted(self._rules(spatial, order.rank), key=itemgetter(0))
                     rules[spatial] = every[:MOST_RULES]
-                jobs += [
-                    (base + extra, _Job(is_transposed, order, options))
-                    for extra, options in rules[spatial]
-                ]
-        jobs.sort(key=lambda entry: entry[0])
+                base = self._order_distance(order) + 1.5 * (is_transposed != self.is_transposed)
+                for extra, options in rules[spatial]:
+                    jobs.append((base + extra, _Job(is_transposed, order, options)))
+        jobs.sort(key=itemgetter(0))
         self.skipped += len(jobs[MOST_JOBS:])
         return jobs[:MOST_JOBS]
 
@@ -400,56 +397,53 @@ class Search:
                 groups = conventions.group_count(x, w, y, shapes)
                 if not groups:
                     continue
-                mixed = _splittable(x, w, y, groups, shapes)
+                mixed = _splittable({"x": x, "y": y, "w": w}, groups, shapes)
                 shuffles = [c for n in range(len(mixed) + 1) for c in combinations(mixed, n)]
                 flips = product((False, True), repeat=rank)
-                for flipped, conjugated, shuffle in product(flips, conjugations, shuffles):
+                swaps = (w, *conventions.swaps(w, rank)), (y, *conventions.swaps(y, rank))
+                for flipped, conjugated, shuffle, w_, y_ in product(
+                    flips, conjugations, shuffles, *swaps
+                ):
                     partly = len(set(flipped)) > 1
-                    for w_, y_ in product(
-                        (w, *conventions.swaps(w, rank)), (y, *conventions.swaps(y, rank))
-                    ):
-                        odd = (w_ != w) + (y_ != y) + partly + bool(shuffle)
-                        if odd <= 1 or (odd == 2 and w_ != w and y_ != y):
-                            yield Order(x, w_, y_, groups, flipped, shuffle, conjugated)
+                    odd = (w_ != w) + (y_ != y) + partly + bool(shuffle)
+                    if odd <= 1 or (odd == 2 and w_ != w and y_ != y):
+                        yield Order(x, w_, y_, groups, flipped, shuffle, conjugated)
 
     def _rules(
         self, spatial: tuple[tuple[int, ...], ...], rank: int
     ) -> Iterator[tuple[float, tuple[Options, ...]]]:
         """Yield a distance, and the stride, dilation and paddings of each axis."""
         per_axis: list[dict[tuple[int, int], Sequence[int]]] = []
-        for axis in range(rank):
-            inputs, taps, outputs = (shape[axis] for shape in spatial)
+        for axis, (inputs, taps, outputs) in enumerate(zip(*spatial, strict=True)):
             every = conventions.axis_rules(inputs, taps, outputs, self.dilations)
             grouped: dict[tuple[int, int], Sequence[int]] = {(s, d): pads for s, d, pads in every}
             if self.claim is not None and axis < len(self.claim.rules):
-                *key, pad = self.claim.rules[axis]
-                known = grouped.get((key[0], key[1]), ())
+                stride, dilation, pad = self.claim.rules[axis]
+                known = grouped.get((stride, dilation), ())
                 if pad not in known:
-                    grouped[key[0], key[1]] = (*known, pad)
+                    grouped[stride, dilation] = (*known, pad)
             per_axis.append(grouped)
         most = {1: 512, 2: 4, 3: 2}[rank]
         usual = {1, *self.dilations}
-        dilations = [sorted({d for _, d in grouped}) for grouped in per_axis]
-        for chosen in product(*dilations):
-            real = {d for d, taps in zip(chosen, spatial[1], strict=True) if taps > 1}
+        for dilations in product(*(sorted({d for _, d in grouped}) for grouped in per_axis)):
+            real = {d for d, taps in zip(dilations, spatial[1], strict=True) if taps > 1}
             if len(real) > 1 and not real <= usual and max(real) > most:
                 continue
-            for strides in product(
-                *(
-                    sorted({s for s, d in grouped if d == dilation})
-                    for grouped, dilation in zip(per_axis, chosen, strict=True)
-                )
-            ):
+            pairs = list(zip(per_axis, dilations, strict=True))
+            steps = (
+                sorted({s for s, d in grouped if d == dilation}) for grouped, dilation in pairs
+            )
+            for strides in product(*steps):
                 # One output leaves the stride open, and gives it as 1.
-                steps = {s for s, p in zip(strides, spatial[2], strict=True) if p > 1}
+                moved = {s for s, p in zip(strides, spatial[2], strict=True) if p > 1}
                 uneven = 3 if rank == 3 or not real <= usual else 16
-                if len(steps) > 1 and max(*steps, *real) > uneven:
+                if len(moved) > 1 and max(*moved, *real) > uneven:
                     continue
                 options = tuple(
                     Options(stride, dilation, grouped[stride, dilation])
-                    for grouped, stride, dilation in zip(per_axis, strides, chosen, strict=True)
+                    for stride, (grouped, dilation) in zip(strides, pairs, strict=True)
                 )
-                yield self._rule_distance(strides, chosen, real), options
+                yield self._rule_distance(strides, dilations, real), options
 
     # -- distances ---------------------------------------------------------------------------------
 
@@ -457,59 +451,48 @@ class Search:
         space = SPATIAL_AXES[order.rank]
         claim = None if self.claim is None else self.claim.order
         last = [reading.endswith("C") for reading in (order.x, order.y)]
-        distance = 1.0 * any(order.flipped) + 1.0 * (len(set(order.flipped)) > 1)
-        distance += 1.5 * len(order.interleaved)
-        wanted = (
-            claim.conjugated
-            if claim is not None
-            else conventions.usual_conjugation(self.result, self.is_transposed)
-        )
-        distance += sum(a != b for a, b in zip(order.conjugated, wanted, strict=True))
-        distance += 1.5 * (space not in order.w) + 1.5 * (space not in order.y)
-        distance += 1.5 * (last[0] != last[1])
         if claim is not None:
-            distance += 1.0 * (order.x != claim.x) + 1.0 * (order.w != claim.w)
+            wanted = claim.conjugated
+            distance = 1.0 * (order.x != claim.x) + 1.0 * (order.w != claim.w)
         else:
+            wanted = conventions.usual_conjugation(self.result, self.is_transposed)
             usual = (f"{space}IO", f"{space}GM") if last[0] else (f"OI{space}",)
-            distance += 0.5 * last[0] + 1.0 * (order.w not in usual)
+            distance = 0.5 * last[0] + 1.0 * (order.w not in usual)
         known = (f"OI{space}", f"{space}IO", f"O{space}I", f"{space}GM", space)
-        return distance + 1.0 * (order.w not in known)
+        return (
+            distance
+            + 1.0 * any(order.flipped)
+            + 1.0 * (len(set(order.flipped)) > 1)
+            + 1.5 * len(order.interleaved)
+            + sum(a != b for a, b in zip(order.conjugated, wanted, strict=True))
+            + 1.5 * ((space not in order.w) + (space not in order.y) + (last[0] != last[1]))
+            + 1.0 * (order.w not in known)
+        )
 
     def _rule_distance(
         self, strides: tuple[int, ...], dilations: tuple[int, ...], real: set[int]
     ) -> float:
-        claim = None if self.claim is None else self.claim.rules
-        wanted = set(self.dilations)
-        distance = 0.0
-        if real and not real <= wanted:
+        distance = 0.5 * (len(set(strides)) > 1)
+        if real and not real <= set(self.dilations):
             distance += 1.0 + (len(real) > 1) + (max(dilations) > 4) + (max(dilations) > 8)
-        if claim is not None and tuple(rule.stride for rule in claim) != strides:
-            distance += 0.5
-        return distance + 0.5 * (len(set(strides)) > 1)
+        is_other = self.claim and tuple(rule.stride for rule in self.claim.rules) != strides
+        return distance + 0.5 * bool(is_other)
 
     def distance(self, convention: Convention) -> tuple[float, ...]:
         """Return how far a convention is from the claim and from common conventions."""
-        views = convention.views(self.tensors)
-        spatial = list(zip(*(views[role].shape[3:] for role in "xwy"), strict=True))
-        real = {
-            rule.dilation
-            for rule, (_, r, _) in zip(convention.rules, spatial, strict=True)
-            if r > 1
-        }
-        strides = tuple(rule.stride for rule in convention.rules)
-        dilations = tuple(rule.dilation for rule in convention.rules)
-        named = conventions.paddings(convention.rules, spatial, convention.is_transposed)
-        finish = convention.finish
-        same = self.claim is not None and convention == self.claim
+        strides, dilations, pads = zip(*convention.rules, strict=True)
+        taps = (r for _, r, _ in convention.spatial(self.tensors))
+        real = {dilation for dilation, r in zip(dilations, taps, strict=True) if r > 1}
+        finish, named = convention.finish, convention.paddings(self.tensors)
         return (
-            -float(same),
+            -float(convention == self.claim),
             self._order_distance(convention.order)
             + 1.5 * (convention.is_transposed != self.is_transposed)
             + self._rule_distance(strides, dilations, real)
             + 1.0 * (":" in next(iter(named)))
             + 0.5 * (finish.bias == "none" and self.bias is not None)
             + 0.5 * (finish.activation != self.activation),
-            sum(abs(rule.pad) for rule in convention.rules),
+            sum(map(abs, pads)),
         )
 
     # -- comparison of the whole result ------------------------------------------------------------
@@ -585,7 +568,7 @@ class Search:
         for word, rounded in ROUNDINGS.items():
             tensors = {**self.tensors, **{name: rounded(self.tensors[name]) for name in names}}
             closer = replace(self, tensors=tensors).compare(convention)
-            if closer.level is not None and LEVELS.index(closer.level) <= 2:
+            if closer.place <= 2:
                 found.append(word.partition(" ")[0])
         return " or ".join(dict.fromkeys(found))
 
@@ -602,13 +585,13 @@ class Search:
             scale = next(near, fitted)
             convention = convention.with_finish(scale=scale)
             sums, sizes = sums * scale, sizes * abs(scale)
+        if finish.bias == "given":
+            add = self.bias_view(convention)
+            add = add[:, :, places[2]] if 2 in places else add
+        elif finish.bias == "fitted":
+            bias = _fitted_bias(values, sums, finish.activation)
+            add, bias = bias[:, None, :], bias.ravel()
         if finish.bias != "none":
-            if finish.bias == "given":
-                add = self.bias_view(convention)
-                add = add[:, :, places[2]] if 2 in places else add
-            else:
-                bias = _fitted_bias(values, sums, finish.activation)
-                add, bias = bias[:, None, :], bias.ravel()
             add = add.reshape(*add.shape, *(1,) * (sums.ndim - 3))
             sums, sizes = sums + add, sizes + abs(add)
         if finish.activation is not None:
@@ -664,23 +647,16 @@ ROUNDINGS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 """Functions that round operands, keyed by format."""
 
 
-def _merit(comparison: Comparison) -> tuple[float, float]:
-    return comparison.agreeing / max(comparison.compared, 1), -comparison.error
-
-
 def _layout(view: np.ndarray) -> tuple[Any, ...]:
     steps = tuple(s if n > 1 else 0 for s, n in zip(view.strides, view.shape, strict=True))
     return view.shape, steps
 
 
 def _splittable(
-    x: str, w: str, y: str, groups: int, shapes: Mapping[str, tuple[int, ...]]
+    readings: Mapping[str, str], groups: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
     """Return the roles whose channels could be interleaved between the groups."""
-    sizes = {
-        role: conventions.sizes(reading, shapes[role])
-        for role, reading in {"x": x, "y": y, "w": w}.items()
-    }
+    sizes = {role: conventions.sizes(word, shapes[role]) for role, word in readings.items()}
     every = {role: size.get("O" if role == "w" else "C", 1) for role, size in sizes.items()}
     return [role for role, size in every.items() if size > groups > 1]
 
@@ -743,11 +719,10 @@ class _Sample:
     """Sampled elements of a result, and their values for all paddings of a job."""
 
     def __init__(self, search: Search, job: _Job) -> None:
-        self.search, self.job = search, job
+        self.search, self.job, self.tried = search, job, 0
         self.probe = Convention(search.result, job.is_transposed, job.order, (), mode=job.mode)
         self.views = self.probe.views(search.tensors)
         self.role = self.probe.role
-        self.tried = 0
         view = self.views[self.role]
         key = _layout(view), view.__array_interface__["data"][0]
         if key not in search.blocks:
@@ -762,9 +737,8 @@ class _Sample:
     def _extents(self) -> list[tuple[int, int]]:
         """First position and extent of the window along each axis."""
         extents = []
-        for options, begin, size in zip(
-            self.job.options, self.block.begin, self.block.shape[1:], strict=True
-        ):
+        sizes = zip(self.job.options, self.block.begin, self.block.shape[1:], strict=True)
+        for options, begin, size in sizes:
             step, pads = self._step(options), (min(options.pads), max(options.pads))
             low, high = pads if self.role == "x" else (-pads[1], -pads[0])
             extents.append((begin * step + low, (size - 1) * step + high - low + 1))
@@ -773,8 +747,7 @@ class _Sample:
     @cached_property
     def cost(self) -> float:
         """Number of multiply-adds of the window."""
-        w, y = (self.views[role].shape for role in "wy")
-        products = {"y": prod(w[2:]), "x": w[1] * prod(w[3:]), "w": y[1] * prod(y[3:])}[self.role]
+        products = _term_count(self.probe, self.views)
         return float(products * prod(e for _, e in self._extents) * len(self.block.seconds))
 
     def _compute(self) -> None:
@@ -782,20 +755,21 @@ class _Sample:
         _, first, kept, *_ = self.block
         views = self.probe.operands(self.views)
         x, w, y = (views[role][self.block.group] for role in "xwy")
+        sizes = zip(x.shape[2:], w.shape[2:], y.shape[2:], strict=True)
         tapes, steps = [], []
-        for (begin, extent), (stride, dilation, _), h, r, p in zip(
-            self._extents, self.job.options, x.shape[2:], w.shape[2:], y.shape[2:], strict=True
+        for (begin, extent), (stride, dilation, _), (h, r, p) in zip(
+            self._extents, self.job.options, sizes, strict=True
         ):
             number, step = (p, stride) if self.role == "w" else (r, dilation)
+            steps.append(step)
             reach = (number - 1) * step
-            begin -= reach if self.role == "x" else 0
-            index = np.arange(begin, begin + extent + reach)
             if self.role == "x":  # outputs, with stride - 1 zeros between two of them
+                index = np.arange(begin - reach, begin + extent)
                 index = np.where(index % stride == 0, index // stride, -1)
                 tapes.append(conventions.tape(index, p, "zeros"))
             else:
+                index = np.arange(begin, begin + extent + reach)
                 tapes.append(conventions.tape(index, h, self.job.mode))
-            steps.append(step)
         # The axes are the contracted one, the chosen channels in one of the arrays, and space.
         if self.role == "y":
             source, weights = x[first][:, None], w[kept].swapaxes(0, 1)
@@ -875,13 +849,12 @@ class _Sample:
         places = np.flatnonzero(share >= min(_AGREEING, share.max()))
         rough = np.sqrt((error[places] ** 2).mean(1)) / (_rms(scale) or 1.0)
         order = np.lexsort((rough, -share[places]))[: MOST_FITS if share.max() >= _AGREEING else 1]
-        sizes = [len(options.pads) for options in self.job.options]
-        found: list[_Near] = []
+        found = []
         for place, distance in zip(places[order], rough[order], strict=True):
-            chosen = np.unravel_index(place, sizes)
+            chosen = np.unravel_index(place, [len(each.pads) for each in self.job.options])
             rules = tuple(
-                Rule(options.stride, options.dilation, options.pads[int(i)])
-                for options, i in zip(self.job.options, chosen, strict=True)
+                Rule(each.stride, each.dilation, each.pads[int(i)])
+                for each, i in zip(self.job.options, chosen, strict=True)
             )
             convention = replace(self.probe, rules=rules, finish=finish)
             found.append(_Near(float(share[place]), -float(distance), convention))
@@ -896,23 +869,20 @@ def _part(
 ) -> tuple[dict[str, Any], dict[int, Any]]:
     """Return the parts of the views to compare, and the kept positions of the result's axes."""
     w, y = (views[role].shape for role in "wy")
-    work = 2 * y[1] * prod(w) * prod(y[3:])
-    role, places = convention.role, {}
-    limit = min(MOST_FLOPS / max(work, 1), 1.0)
-    for key in views:
-        limit = min(limit, MOST_COMPARED / max(views[key].size, 1))
-    parts = dict(views)
+    role, parts = convention.role, dict(views)
+    places: dict[int, Any] = {}
+    limits = [MOST_COMPARED / max(view.size, 1) for view in views.values()]
+    limit = min(MOST_FLOPS / max(2 * y[1] * prod(w) * prod(y[3:]), 1), 1.0, *limits)
     for axis in (1, 2):
         size = views[role].shape[axis]
-        keep = max(int(size * limit), 1)
         if limit >= 1 or size == 1:
             continue
+        keep = max(int(size * limit), 1)
         limit *= size / keep
         places[axis] = np.unique(np.linspace(0, size - 1, keep).astype(int))
-        parts[role] = parts[role].take(places[axis], axis)
         tie = next(tie for tie in conventions.TIES if tie.get(role) == axis)
-        other = next(each for each in tie if each != role)
-        parts[other] = parts[other].take(places[axis], tie[other])
+        for each, along in tie.items():
+            parts[each] = parts[each].take(places[axis], along)
     return parts, places
 
 
@@ -966,13 +936,10 @@ def _rms(array: Any) -> float:
 
 def _fitted_bias(values: Any, sums: Any, activation: str | None) -> np.ndarray:
     """Return the bias per group and channel that fits best."""
-    difference = values - sums
     used = values > 0 if activation else np.isfinite(values)
     axes = (1, *range(3, values.ndim))
     counts = used.sum(axes)
-    total = np.where(used, difference, 0).sum(axes)
-    means = total / np.maximum(counts, 1)
+    means = np.where(used, values - sums, 0).sum(axes) / np.maximum(counts, 1)
     if activation:  # a channel without positive values: any bias that keeps it at zero
-        highest = sums.max(axes)
-        means = np.where(counts > 0, means, np.minimum(-highest, 0))
+        means = np.where(counts > 0, means, np.minimum(-sums.max(axes), 0))
     return means

@@ -5,7 +5,7 @@ Indices in the sentences: n image, k filter (output channel), c input channel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -39,6 +39,12 @@ class AxisReasons(NamedTuple):
     output: str
     input_sizes: str
     unread: str
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Rows of a table with the columns axes, rule and text."""
+        rules = ("padding", "output size", "input sizes", "unread inputs")
+        return rows(self.axes, list(zip(rules, self[1:], strict=True)))
 
 
 def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
@@ -78,13 +84,9 @@ def axis_reasons(problem: ConvProblem) -> tuple[AxisReasons, ...]:
 
 def axis_dict(axis: ConvAxis) -> dict[str, Any]:
     """Return the sizes and rules of a spatial axis, as plain data for JSON."""
+    names = ("name", "input", "filter", "effective_filter", "stride", "dilation")
     return {
-        "name": axis.name,
-        "input": axis.input,
-        "filter": axis.filter,
-        "effective_filter": axis.effective_filter,
-        "stride": axis.stride,
-        "dilation": axis.dilation,
+        **{name: getattr(axis, name) for name in names},
         "padding": [axis.pad_before, axis.pad_after],
         "output": axis.output,
         "formula": axis.formula,
@@ -100,6 +102,13 @@ def merged(
     described = [(axis.name, say(axis)) for axis in problem.axes]
     for texts, group in groupby(described, key=lambda entry: entry[1]):
         yield tuple(name for name, _ in group), texts
+
+
+def rows(axes: Sequence[str], texts: Iterable[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """Return rows of labels and texts, with the names of the axes at the beginning of the first."""
+    return [
+        ("" if number else listed(axes), label, text) for number, (label, text) in enumerate(texts)
+    ]
 
 
 def the(number: int, noun: str) -> str:
@@ -149,11 +158,12 @@ def over_images(problem: ConvProblem) -> str:
 
 def sizes_that_give(sizes: range, output: int) -> str:
     """Return a clause on the input sizes that give an output size."""
+    given = interval_text(sizes)
     if len(sizes) == 1:
-        return f"only input size {sizes[0]} gives output size {output}"
+        return f"only input size {given} gives output size {output}"
     if len(sizes) == 2:
         return f"input sizes {sizes[0]} and {sizes[1]} both give output size {output}"
-    return f"input sizes {interval_text(sizes)} all give output size {output}"
+    return f"input sizes {given} all give output size {output}"
 
 
 def span_text(axis: ConvAxis) -> str:
@@ -178,39 +188,31 @@ def interval_dict(sizes: range) -> dict[str, int] | None:
 
 
 def _filter(problem: ConvProblem) -> str:
-    taps = sized(problem.filter_sizes, "tap")
+    taps, channels = sized(problem.filter_sizes, "tap"), _group_channels(problem)
     if _is_depthwise(problem):
         own = counted(problem.K // problem.C, "filter")
         return f"depthwise: {own} of {taps} for each of the {problem.C} input channels"
+    on = f"{taps} on {every(channels, 'input channel')}"
     if problem.groups > 1:
-        return (
-            f"{counted(problem.K, 'filter')} in {problem.groups} groups; each has {taps} on "
-            f"{every(_group_channels(problem), 'input channel')} of its group"
-        )
-    channels = every(problem.C, "input channel")
-    if problem.K == 1:
-        return f"1 filter with {taps} on {channels}"
-    return f"{problem.K} filters; each has {taps} on {channels}"
+        filters = f"{counted(problem.K, 'filter')} in {problem.groups} groups"
+        return f"{filters}; each has {on} of its group"
+    return f"1 filter with {on}" if problem.K == 1 else f"{problem.K} filters; each has {on}"
 
 
 def _output(problem: ConvProblem) -> str:
     size, (_, pixel) = shape_text(problem.output_sizes), WORDS[problem.spatial_rank]
-    channel = (
-        f"{size} channel"
-        if problem.spatial_rank > 1
-        else f"channel of {sized(problem.output_sizes, pixel)}"
-    )
-    head = f"one {channel} for {every(problem.K, 'filter')}: "
+    channel = f"{size} channel"
+    if problem.spatial_rank == 1:
+        channel = f"channel of {sized(problem.output_sizes, pixel)}"
+    channels, rule = _group_channels(problem), "y[k] = x[c] correlated with w[k,c]"
     if _is_depthwise(problem):
-        return head + "y[k] = the input channel of filter k, correlated with w[k]"
-    channels = _group_channels(problem)
-    if channels == 1:
-        return head + "y[k] = x[c] correlated with w[k,c], where c is the only input channel"
-    where = " of k's group" if problem.groups > 1 else ""
-    return (
-        head + f"y[k] = x[c] correlated with w[k,c], summed over {the(channels, 'input channel')} "
-        f"c{where}"
-    )
+        rule = "y[k] = the input channel of filter k, correlated with w[k]"
+    elif channels == 1:
+        rule += ", where c is the only input channel"
+    else:
+        where = " of k's group" if problem.groups > 1 else ""
+        rule += f", summed over {the(channels, 'input channel')} c{where}"
+    return f"one {channel} for {every(problem.K, 'filter')}: {rule}"
 
 
 def _input_gradient(problem: ConvProblem) -> str:
@@ -227,19 +229,18 @@ def _input_gradient(problem: ConvProblem) -> str:
 
 def _filter_gradient(problem: ConvProblem) -> str:
     filters, channels = problem.K // problem.groups, _group_channels(problem)
-    head = (
-        f"one value for each element of w; dw[k,c] = x[c] correlated with dy[k]{_spread(problem)}"
-        f"{over_images(problem)}: {sized(problem.filter_sizes, 'value')} for each pair of k and c; "
-    )
     operands = f"{the(filters, 'channel')} of dy and {the(channels, 'channel')} of x"
     if problem.groups == 1:
-        return (
-            f"{head}{operands} form an outer product: nothing is broadcast or averaged over "
-            "channels"
-        )
-    if filters == channels == 1:
-        return f"{head}{operands} in each of the {problem.groups} groups form one pair"
-    return f"{head}within each of the {problem.groups} groups, {operands} form an outer product"
+        pairs = f"{operands} form an outer product: nothing is broadcast or averaged over channels"
+    elif filters == channels == 1:
+        pairs = f"{operands} in each of the {problem.groups} groups form one pair"
+    else:
+        pairs = f"within each of the {problem.groups} groups, {operands} form an outer product"
+    return (
+        f"one value for each element of w; dw[k,c] = x[c] correlated with dy[k]{_spread(problem)}"
+        f"{over_images(problem)}: {sized(problem.filter_sizes, 'value')} for each pair of k and "
+        f"c; {pairs}"
+    )
 
 
 def _spread(problem: ConvProblem) -> str:
@@ -262,26 +263,23 @@ def _axis(axis: ConvAxis) -> tuple[str, str, str, str]:
 
 
 def _padding(axis: ConvAxis) -> str:
-    before, after = axis.pad_before, axis.pad_after
-    if axis.padding_mode == "valid":
+    before, after, word = axis.pad_before, axis.pad_after, axis.padding_mode.upper()
+    if word == "VALID":
         return "none (VALID)"
-    if axis.padding_mode == "explicit":
+    if word == "EXPLICIT":
         return f"{before} before, {after} after (explicit)" if before + after else "none"
-    word = axis.padding_mode.upper()
     span = (axis.output - 1) * axis.stride + axis.effective_filter
     windows = (
-        f"{counted(axis.output, 'window')} {'spans' if axis.output == 1 else 'span'} "
+        f"for {word}, {counted(axis.output, 'window')} {'spans' if axis.output == 1 else 'span'} "
         f"{span_text(axis)} = {counted(span, 'input')}"
     )
     if before + after == 0:
-        return f"none: for {word}, {windows}, and x has {axis.input}"
-    odd = ""
-    if before != after:
-        side = "before" if before > after else "after"
-        odd = f"; the total is odd, and {word} puts the extra position {side}"
+        return f"none: {windows}, and x has {axis.input}"
+    side = "before" if before > after else "after"
+    odd = f"; the total is odd, and {word} puts the extra position {side}"
     return (
-        f"{before} before, {after} after: for {word}, {windows}, {span - axis.input} more than "
-        f"x has{odd}"
+        f"{before} before, {after} after: {windows}, {span - axis.input} more than x has"
+        f"{odd if before != after else ''}"
     )
 
 
@@ -307,14 +305,15 @@ def _unread(axis: ConvAxis) -> str:
     if unread == 0:
         return "none: every input is in at least one window"
     at_end = "the last" if last == 1 else f"the last {last}"
+    which = f"{unread} of the {axis.input} inputs"
     if axis.input == 1:
         which = "the only input"
     elif unread == last:
         which = f"{at_end} of the {axis.input} inputs"
     elif last == 0:
-        which = f"{unread} of the {axis.input} inputs, between windows or taps"
+        which += ", between windows or taps"
     else:
-        which = f"{unread} of the {axis.input} inputs: {at_end}, and some between windows or taps"
+        which += f": {at_end}, and some between windows or taps"
     return f"{which}; the gradient there is zero"
 
 
@@ -345,8 +344,6 @@ def pairs(paddings: Sequence[tuple[int, int]]) -> str:
 
 def question(problem: ConvProblem) -> str:
     """Return the name of the gradient that is explained first, as in ``Explanation.question``."""
-    plain = all(
-        axis.stride == axis.dilation == 1 and not axis.pad_before and not axis.pad_after
-        for axis in problem.axes
-    )
-    return "dw" if plain else "dx"
+    paddings = (side for pair in problem.padding for side in pair)
+    is_plain = max(*problem.stride, *problem.dilation) == 1 and not any(paddings)
+    return "dw" if is_plain else "dx"

@@ -100,11 +100,11 @@ class AxisTerms(NamedTuple):
 def names(problem: ConvProblem, tensor: str) -> tuple[str, ...]:
     """Return the names of a tensor's indices, such as ("k", "c", "r", "s")."""
     rank = problem.spatial_rank
-    if tensor in ("x", "dx"):
-        return ("n", "c", *LETTERS["input"][rank])
-    if tensor in ("y", "dy"):
-        return ("n", "k", *LETTERS["output"][rank])
-    return ("k", "c", *LETTERS["filter"][rank])
+    return {
+        "x": ("n", "c", *LETTERS["input"][rank]),
+        "y": ("n", "k", *LETTERS["output"][rank]),
+        "w": ("k", "c", *LETTERS["filter"][rank]),
+    }[tensor[-1]]
 
 
 def grouped(problem: ConvProblem, is_transposed: bool = False) -> str:
@@ -120,11 +120,12 @@ def grouped(problem: ConvProblem, is_transposed: bool = False) -> str:
 
 def extents(problem: ConvProblem, tensor: str) -> tuple[int, ...]:
     """Return the sizes of a tensor in the order of ``names``."""
-    if tensor in ("x", "dx"):
-        return tuple(problem.input_shape[axis] for axis in problem.data_axes)
-    if tensor in ("y", "dy"):
-        return tuple(problem.output_shape[axis] for axis in problem.data_axes)
-    return tuple(problem.filter_shape[axis] for axis in problem.filter_axes)
+    shape, axes = {
+        "x": (problem.input_shape, problem.data_axes),
+        "y": (problem.output_shape, problem.data_axes),
+        "w": (problem.filter_shape, problem.filter_axes),
+    }[tensor[-1]]
+    return tuple(shape[axis] for axis in axes)
 
 
 def indexed(tensor: str, index: Iterable[object]) -> str:
@@ -142,13 +143,18 @@ def letters(axis: ConvAxis) -> tuple[str, str, str]:
     return h, r, p
 
 
+def _products(axis: ConvAxis) -> tuple[str, str]:
+    """Return an output times the stride and a tap times the dilation, such as ``2*p`` and ``r``."""
+    _, r, p = letters(axis)
+    output = f"{axis.stride}*{p}" if axis.stride > 1 else p
+    return output, f"{axis.dilation}*{r}" if axis.dilation > 1 else r
+
+
 def position_text(axis: ConvAxis) -> str:
     """Return the formula of the input that an output reads with a tap: ``h = 2*p - 1 + r``."""
-    h, r, p = letters(axis)
-    output = f"{axis.stride}*{p}" if axis.stride > 1 else p
-    tap = f"{axis.dilation}*{r}" if axis.dilation > 1 else r
+    output, tap = _products(axis)
     pad = f" - {axis.pad_before}" if axis.pad_before else ""
-    return f"{h} = {output}{pad} + {tap}"
+    return f"{letters(axis)[0]} = {output}{pad} + {tap}"
 
 
 def output_text(axis: ConvAxis, position: int | None = None, tap: int | None = None) -> str:
@@ -157,12 +163,10 @@ def output_text(axis: ConvAxis, position: int | None = None, tap: int | None = N
     A given position replaces h. A given tap replaces r, and its product with the dilation is
     printed.
     """
-    h, r, p = letters(axis)
+    h, _, p = letters(axis)
     read = h if position is None else str(position)
     pad = f" + {axis.pad_before}" if axis.pad_before else ""
-    moved = f"{axis.dilation}*{r}" if axis.dilation > 1 else r
-    if tap is not None:
-        moved = str(tap * axis.dilation)
+    moved = _products(axis)[1] if tap is None else str(tap * axis.dilation)
     sum_ = f"{read}{pad} - {moved}"
     return f"{p} = ({sum_})/{axis.stride}" if axis.stride > 1 else f"{p} = {sum_}"
 
@@ -172,11 +176,9 @@ def tap_text(axis: ConvAxis) -> str:
 
     With a dilation d, d*r replaces r.
     """
-    h, r, p = letters(axis)
-    output = f"{axis.stride}*{p}" if axis.stride > 1 else p
+    output, tap = _products(axis)
     pad = f" + {axis.pad_before}" if axis.pad_before else ""
-    tap = f"{axis.dilation}*{r}" if axis.dilation > 1 else r
-    return f"{tap} = {h} - {output}{pad}"
+    return f"{tap} = {letters(axis)[0]} - {output}{pad}"
 
 
 def tap_terms(axis: ConvAxis, tap: int) -> AxisTerms:
@@ -184,13 +186,12 @@ def tap_terms(axis: ConvAxis, tap: int) -> AxisTerms:
     h, _, p = letters(axis)
     outputs, inputs = axis.outputs_of_tap(tap), axis.inputs_of_tap(tap)
     shift = tap * axis.dilation - axis.pad_before
-    moved = f"{axis.stride}*{p}" if axis.stride > 1 else p
+    moved = _products(axis)[0]
     moved += f" + {shift}" if shift > 0 else f" - {-shift}" if shift < 0 else ""
     if not outputs:
         return AxisTerms(outputs, inputs, f"{h} = {moved} is padding for every {p}")
-    rest = axis.output - len(outputs)
     where = f"{p} = {_span(outputs)}"
-    if rest:
+    if len(outputs) < axis.output:
         where += f" ({len(outputs)} of {axis.output}); for the other {p}, {h} is padding"
     elif axis.output > 1:
         where += f" (all {axis.output})"
@@ -250,6 +251,10 @@ def output_terms(axis: ConvAxis, position: int) -> AxisTerms:
     return AxisTerms(inputs, taps, window)
 
 
+ALONG = {"y": output_terms, "dx": input_terms, "dw": tap_terms}
+"""Functions that return the pairs along an axis, keyed by result."""
+
+
 # -- one element -----------------------------------------------------------------------------------
 
 
@@ -293,19 +298,16 @@ class Element:
     def contracted(self) -> range:
         """Images (dw), filters (dx) or channels of a group (y) that the sum runs over."""
         problem = self.problem
-        if self.tensor == "dw":
-            return range(problem.N)
-        if self.tensor == "y":
-            return range(problem.C // problem.groups)
-        filters = problem.K // problem.groups
-        group = self.index[1] // (problem.C // problem.groups)
-        return range(group * filters, (group + 1) * filters)
+        channels, filters = problem.C // problem.groups, problem.K // problem.groups
+        if self.tensor != "dx":
+            return range(problem.N if self.tensor == "dw" else channels)
+        first = self.index[1] // channels * filters
+        return range(first, first + filters)
 
     @cached_property
     def axes(self) -> tuple[AxisTerms, ...]:
         """Pairs of positions along each axis."""
-        along = {"y": output_terms, "dx": input_terms, "dw": tap_terms}[self.tensor]
-        return tuple(map(along, self.problem.axes, self.index[2:]))
+        return tuple(map(ALONG[self.tensor], self.problem.axes, self.index[2:]))
 
     @cached_property
     def count(self) -> int:
@@ -319,10 +321,8 @@ class Element:
             number, here = divmod(number, len(axis.first))
             positions.append((axis.first[here], axis.second[here]))
         first, second = zip(*reversed(positions), strict=True)
-        over = self.contracted[number]
-        channels = self.problem.C // self.problem.groups
-        filters = self.problem.K // self.problem.groups
-        a, b = self.index[:2]
+        over, (a, b) = self.contracted[number], self.index[:2]
+        channels, filters = (n // self.problem.groups for n in (self.problem.C, self.problem.K))
         if self.tensor == "dw":
             return Term((over, a, *first), (over, a // filters * channels + b, *second))
         if self.tensor == "dx":
@@ -430,37 +430,34 @@ class Element:
     @property
     def conclusion(self) -> str:
         """Sentences on the channels, filters and images that the terms come from."""
-        problem = self.problem
-        a, b = self.index[:2]
-        if self.count == 0:
-            if self.tensor == "dx" and self.is_transposed:
-                return "No input reaches this output, so it has no terms: y is the bias here."
-            if self.tensor == "dx":
-                return "No window reads this input, so it has no terms and its gradient is zero."
-            return "This element has no terms, so it is zero."
+        problem, (a, b) = self.problem, self.index[:2]
         channels, filters = problem.C // problem.groups, problem.K // problem.groups
         where = " of its group" if problem.groups > 1 else ""
+        if self.count == 0 and self.tensor != "dx":
+            return "This element has no terms, so it is zero."
+        if self.count == 0 and self.is_transposed:
+            return "No input reaches this output, so it has no terms: y is the bias here."
+        if self.count == 0:
+            return "No window reads this input, so it has no terms and its gradient is zero."
         if self.tensor == "dw":
-            own = a // filters * channels + b
-            text = (
-                f"The sum uses only channel {own} of {self.called('x')} and channel {a} of "
-                f"{self.called('dy')}. The products are added, not averaged"
-            )
             images = f", over {counted(problem.N, 'image')}" if problem.N > 1 else ""
-            return f"{text}{images}."
-        if self.tensor == "dx":
-            images = f"The sum uses only image {a}: images do not mix."
-            if self.is_transposed:
-                inputs = counted(filters, "input channel")
-                return f"The sum runs over {inputs}{where}, each with its own filter. {images}"
-            read = (
-                f"Each of the {filters} filters{where} reads this input, so each window with a tap "
-                "on it gives one term per filter"
-                if filters > 1
-                else f"One filter{where} reads this input, so each window with a tap on it gives "
-                "one term"
+            return (
+                f"The sum uses only channel {a // filters * channels + b} of {self.called('x')} "
+                f"and channel {a} of {self.called('dy')}. The products are added, not "
+                f"averaged{images}."
             )
-            return f"{read}. {images}"
+        if self.tensor == "dx" and self.is_transposed:
+            inputs = counted(filters, "input channel")
+            read = f"The sum runs over {inputs}{where}, each with its own filter"
+        elif self.tensor == "dx":
+            many = filters > 1
+            read = (
+                f"{f'Each of the {filters} filters' if many else 'One filter'}{where} reads this "
+                "input, so each window with a tap on it gives one term"
+                f"{' per filter' if many else ''}"
+            )
+        if self.tensor == "dx":
+            return f"{read}. The sum uses only image {a}: images do not mix."
         side = "output" if self.is_transposed else "input"
         if channels == 1:
             return f"The sum runs over one {side} channel{where}, with the taps of filter {b}."
@@ -493,12 +490,10 @@ class Element:
         if title != self.name:
             title += f", here called {self.name}"
         sizes = extents(problem, self.tensor)
-        elements = prod(sizes)
-        place = "The only element" if elements == 1 else f"One of the {elements:,} elements"
-        solved = ""
+        place = f"One of the {prod(sizes):,} elements" if prod(sizes) > 1 else "The only element"
+        formula = f"{self.rule}\nwith {self.places}"
         if self.tensor == "dx":
-            solved = f"\nso   {', '.join(map(output_text, problem.axes))}"
-        lines = [Verbatim("\n".join(self.lines(everything)))] if self.count else []
+            formula += f"\nso   {', '.join(map(output_text, problem.axes))}"
         blocks: tuple[Block, ...] = (
             Paragraph(
                 f"{place} of {self.called(self.tensor)}. Its indices are "
@@ -506,10 +501,10 @@ class Element:
                 f"whatever the memory order (here {order}).{INDEX_W}"
                 f"{grouped(problem, self.is_transposed)}"
             ),
-            Verbatim(f"{self.rule}\nwith {self.places}{solved}"),
+            Verbatim(formula),
             Verbatim("\n".join(axis.why for axis in self.axes)),
             Paragraph(self._counted()),
-            *lines,
+            *([Verbatim("\n".join(self.lines(everything)))] if self.count else []),
             *self.beside(),
             Paragraph(self.conclusion),
         )
@@ -557,18 +552,16 @@ class Element:
     def _product(self, number: int) -> tuple[str, str, str]:
         term = self.term(number)
         first, second = map(self.called, self.factors)
-        texts = indexed(first, term.first), indexed(second, term.second)
-        if self.conjugates:
-            texts = texts[0], f"conj({texts[1]})"
+        second = indexed(second, term.second)
+        texts = indexed(first, term.first), f"conj({second})" if self.conjugates else second
         if not self.has_values:
             return (*texts, "")
         a, b = (values[number].item() for values in self.values)
-        if self._integral and self.problem.is_complex:
-            numbers = f"({_whole(a)}) * ({_whole(b)}) = {_whole(a * b)}"
+        if self.problem.is_complex:
+            written = _whole if self._integral else "{:.6f}".format
+            numbers = f"({written(a)}) * ({written(b)}) = {written(a * b)}"
         elif self._integral:
             numbers = f"{a:2.0f} * {b:2.0f} = {a * b + 0:3.0f}"
-        elif self.problem.is_complex:
-            numbers = f"({a:.6f}) * ({b:.6f}) = {a * b:.6f}"
         else:
             numbers = f"{a: .6f} * {b: .6f} = {a * b: .6f}"
         return (*texts, f"  = {numbers}")
@@ -576,27 +569,19 @@ class Element:
     @cached_property
     def _integral(self) -> bool:
         """Whether all factors are integers from -99 to 99 (both parts of complex factors)."""
-        parts = [each.real for each in self.values]
-        if self.problem.is_complex:
-            parts += [each.imag for each in self.values]
+        parts = [part for each in self.values for part in (each.real, each.imag)]
         return all(bool((abs(each) < 100).all() and (each % 1 == 0).all()) for each in parts)
 
     def to_dict(self, everything: bool = False) -> dict[str, Any]:
         """Return the element as plain data; a long list of terms is shortened as in the text."""
         head, tail = self.shown(everything)
-        first, second = map(self.called, self.factors)
         terms = []
         for number in (*head, *tail):
-            term = self.term(number)
-            entry: dict[str, Any] = {
-                "number": number,
-                first: list(term.first),
-                second: list(term.second),
-            }
+            pairs = zip(map(self.called, self.factors), self.term(number), strict=True)
+            entry: dict[str, Any] = {"number": number} | {name: list(at) for name, at in pairs}
             if self.has_values:
-                values = [each[number].item() for each in self.values]
-                product = values[0] * values[1]
-                entry |= {"values": list(map(plain, values)), "product": plain(product)}
+                a, b = (each[number].item() for each in self.values)
+                entry |= {"values": [plain(a), plain(b)], "product": plain(a * b)}
             terms.append(entry)
         return {
             "element": self.name,
@@ -698,9 +683,7 @@ def counted_large(number: int, noun: str) -> str:
 
 def _slice(positions: range) -> slice:
     """Return the slice for a range of positions, also for a range that runs down to 0."""
-    stop: int | None = positions.stop
-    if positions.step < 0 and positions.stop < 0:
-        stop = None
+    stop = None if positions.step < 0 and positions.stop < 0 else positions.stop
     return slice(positions.start, stop, positions.step)
 
 

@@ -10,22 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from cupyconv.explaining import crops, receptive
-from cupyconv.explaining.shapes import (
-    WORDS,
-    Reason,
-    batch_text,
-    every,
-    listed,
-    merged,
-    one,
-    over_batch,
-    over_images,
-    sized,
-    smallest_input_text,
-    span_text,
-    the,
-)
+from cupyconv.explaining import crops, receptive, shapes
+from cupyconv.explaining.shapes import Reason, every, over_images, sized, the
 from cupyconv.explaining.terms import CONVOLUTION_NAMES
 from cupyconv.markup import Paragraph, Section, Table
 from cupyconv.problem import ConvAxis, ConvProblem, counted, interval_text, shape_text
@@ -52,6 +38,13 @@ class TransposedAxis(NamedTuple):
     unreached: str
     receptive: str
 
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Rows of a table with the columns axes, rule and text; rules without text are left out."""
+        rules = ("padding", "output size", "output_padding", "elsewhere", "unreached")
+        pairs = zip((*rules, "receptive field"), self[1:], strict=True)
+        return shapes.rows(self.axes, [(rule, text) for rule, text in pairs if text])
+
 
 def output_padding(axis: ConvAxis) -> int:
     """Return a transposed layer's output size minus the smallest size for the same input size."""
@@ -63,12 +56,16 @@ def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
     outputs = problem.input_sizes
     filters, channels = problem.K // problem.groups, problem.C // problem.groups
     grouped = " of its group" if problem.groups > 1 else ""
-    step = f"{one(problem.stride)} apart" if max(problem.stride) > 1 else "next to each other"
+    step = (
+        f"{shapes.one(problem.stride)} apart" if max(problem.stride) > 1 else "next to each other"
+    )
     copies = f"copies of w[k,c], {step}, each multiplied by one element of x[k]"
     correlated = "dy[c] correlated with w[k,c]"
-    _, pixel = WORDS[problem.spatial_rank]
+    _, pixel = shapes.WORDS[problem.spatial_rank]
     return (
-        Reason("x", problem.output_shape, batch_text(problem, problem.K, problem.output_sizes)),
+        Reason(
+            "x", problem.output_shape, shapes.batch_text(problem, problem.K, problem.output_sizes)
+        ),
         Reason(
             "w",
             problem.filter_shape,
@@ -102,37 +99,37 @@ def reasons(problem: ConvProblem) -> tuple[Reason, ...]:
         Reason(
             "db",
             (problem.C,),
-            f"one value for each output channel: dy[c]{over_batch(problem, outputs)}",
+            f"one value for each output channel: dy[c]{shapes.over_batch(problem, outputs)}",
         ),
     )
 
 
 def axis_reasons(problem: ConvProblem) -> tuple[TransposedAxis, ...]:
     """Return the rules of each spatial axis; adjacent axes with equal rules share an entry."""
-    return tuple(TransposedAxis(names, *texts) for names, texts in merged(problem, _axis))
+    return tuple(TransposedAxis(names, *texts) for names, texts in shapes.merged(problem, _axis))
 
 
 def section(problem: ConvProblem) -> Section:
     """Return the part of an explanation that describes the transposed layer."""
     explained = reasons(problem)
-    shapes = {entry.tensor: shape_text(entry.shape) for entry in explained}
+    texts = {entry.tensor: shape_text(entry.shape) for entry in explained}
     tensors = [
-        (entry.tensor, shapes[entry.tensor], CONVOLUTION_NAMES.get(entry.tensor, ""), entry.reason)
+        (entry.tensor, texts[entry.tensor], CONVOLUTION_NAMES.get(entry.tensor, ""), entry.reason)
         for entry in explained
     ]
     return Section(
         "The transposed layer",
         (
             Paragraph(
-                f"x {shapes['x']}, w {shapes['w']} -> y {shapes['y']}, with a bias of "
-                f"{shapes['db']}. The forward pass of this layer computes the input gradient of "
+                f"x {texts['x']}, w {texts['w']} -> y {texts['y']}, with a bias of "
+                f"{texts['db']}. The forward pass of this layer computes the input gradient of "
                 "the convolution that is explained below. So most of the layer's tensors have "
                 "another name in that convolution:"
             ),
             Table(("tensor", "shape", "name below", "why"), tuple(tensors)),
             Table(
                 ("axis", "", ""),
-                tuple(row for entry in axis_reasons(problem) for row in rows(entry)),
+                tuple(row for entry in axis_reasons(problem) for row in entry.rows),
             ),
             *crops.blocks(problem, is_transposed=True),
         ),
@@ -148,21 +145,6 @@ def to_dict(problem: ConvProblem) -> dict[str, Any]:
         "names_in_convolution": CONVOLUTION_NAMES,
         "axes": [{**entry._asdict(), "axes": list(entry.axes)} for entry in axis_reasons(problem)],
     }
-
-
-def rows(entry: TransposedAxis) -> list[tuple[str, str, str]]:
-    """Return the rows of a table with the columns axes, rule and text."""
-    texts = {
-        "padding": entry.padding,
-        "output size": entry.output,
-        "output_padding": entry.output_padding,
-        "elsewhere": entry.frameworks,
-        "unreached": entry.unreached,
-        "receptive field": entry.receptive,
-    }
-    shown = [(rule, text) for rule, text in texts.items() if text]
-    axes = listed(entry.axes)
-    return [("" if number else axes, rule, text) for number, (rule, text) in enumerate(shown)]
 
 
 # -- one axis --------------------------------------------------------------------------------------
@@ -185,12 +167,14 @@ def _padding(axis: ConvAxis) -> str:
         return "none: nothing is cropped"
     return (
         f"{before} before, {after} after: cropped from the full result, whose size is "
-        f"{span_text(axis)} = {crops.full_size(axis)}"
+        f"{shapes.span_text(axis)} = {crops.full_size(axis)}"
     )
 
 
 def _output_size(axis: ConvAxis) -> str:
-    return f"{smallest_input_text(axis)} + output_padding {output_padding(axis)} = {axis.input}"
+    return (
+        f"{shapes.smallest_input_text(axis)} + output_padding {output_padding(axis)} = {axis.input}"
+    )
 
 
 def _output_padding(axis: ConvAxis) -> str:
@@ -202,10 +186,11 @@ def _output_padding(axis: ConvAxis) -> str:
         )
     first = axis.first_input_size_for(axis.output)
     possible = range(sizes[0] - first, sizes[-1] - first + 1)
+    choices, each = interval_text(possible), f"each size from {interval_text(sizes)}"
+    if len(sizes) == 2:
+        choices = f"{possible[0]} or {possible[1]}"
+        each = f"sizes {sizes[0]} and {sizes[1]}"
     beyond = axis.of_input(sizes[-1] + 1).output
-    two = len(sizes) == 2
-    choices = f"{possible[0]} or {possible[1]}" if two else interval_text(possible)
-    each = f"sizes {sizes[0]} and {sizes[1]}" if two else f"each size from {interval_text(sizes)}"
     return (
         f"{choices}: the convolution that the layer reverses, of stride {axis.stride}, turns "
         f"{each} into {axis.output}, but size {sizes[-1] + 1} into {beyond}"
@@ -214,13 +199,12 @@ def _output_padding(axis: ConvAxis) -> str:
 
 def _frameworks(axis: ConvAxis) -> str:
     """Return a clause on the default output size of JAX and Keras, if this layer's size differs."""
+    is_same = axis.padding_mode.startswith("same")
     if axis.padding_mode == "explicit" and axis.pad_before + axis.pad_after:
         return ""
-    if axis.padding_mode.startswith("same"):
-        size, word = axis.output * axis.stride, axis.padding_mode.upper()
-    else:
-        size, word = axis.output * axis.stride, "VALID"
-        size += max(axis.effective_filter - axis.stride, 0)
+    word = axis.padding_mode.upper() if is_same else "VALID"
+    size = axis.output * axis.stride
+    size += 0 if is_same else max(axis.effective_filter - axis.stride, 0)
     if size == axis.input:
         return ""
     theirs = size - axis.first_input_size_for(axis.output)
@@ -233,11 +217,7 @@ def _unreached(axis: ConvAxis) -> str:
         return ""
     where = "between the filter's copies or taps"
     at_end = "the last one" if last == 1 else f"the last {last}"
-    if unread == last:
-        where = at_end
-    elif last:
-        where = f"{at_end} and those {where}"
-    which = f"of the {axis.input} outputs, {where}"
-    if axis.input == 1:
-        which = "output, the only one"
+    if last:
+        where = at_end if unread == last else f"{at_end} and those {where}"
+    which = f"of the {axis.input} outputs, {where}" if axis.input > 1 else "output, the only one"
     return f"{unread} {which}; y is the bias there"

@@ -214,9 +214,9 @@ class Values(Mapping[str, Any]):
         Args:
             called: function that returns the other name of a tensor.
         """
-        given = [called(name) for name in OPERANDS if name in self.given]
-        parts = [f"{', '.join(given)} as passed"] if given else []
-        if len(given) < len(OPERANDS) and self.kind is not None:
+        given = ", ".join(called(name) for name in OPERANDS if name in self.given)
+        parts = [f"{given} as passed"] if given else []
+        if self.kind is not None and not all(name in self.given for name in OPERANDS):
             what = "random integers" if self.kind == "integers" else "random data"
             parts.append(f"{what} of seed {self.seed}")
         return ", ".join(parts)
@@ -265,16 +265,14 @@ def written(value: float | complex) -> str:
 
 def short(value: float) -> str:
     """Return a number in at most five characters for a cell, by the same rules as page.js."""
+    size = abs(value)
     if not isfinite(value):
         return str(value)
-    size = abs(value)
     if value == int(value) and size < 10_000:
         return f"{value + 0:.0f}"
     if size < 0.995:
         text = f"{value:.2f}"
         return text if float(text) else "0.00"  # not "-0.00"
-    if size < 99.5:
-        return f"{value:.1f}"
     if size < 9999.5:
-        return f"{value:.0f}"
+        return f"{value:.{int(size < 99.5)}f}"
     return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")

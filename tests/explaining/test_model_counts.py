@@ -349,7 +349,7 @@ def test_shapes_match_onnxs_inference(saved):
     known = {one.name: one.type for one in (*inferred.graph.value_info, *inferred.graph.output)}
     assert len(known) == len(nodes)
     for name, kind in known.items():
-        assert scope.shape(name) == onnx_graph.sizes_of(kind), name
+        assert scope[name].shape == onnx_graph.Kind.of(kind).shape, name
     assert [one.output_shape for one in models.read(saved(net)).layers][-1] == (1, 5, 15, 18)
 
 
@@ -408,9 +408,9 @@ def test_random_models_match_onnxs_evaluator(seed):
     with np.errstate(all="ignore"):
         results = evaluator.run(None, {"x": np.zeros(shape, np.float32)})
     for name, array in zip(names, results, strict=True):
-        assert scope.has_rank(name)
-        assert scope.shape(name) == array.shape, name
-        if (known := scope.values.get(name)) is not None:
+        assert scope[name].kind.has_rank
+        assert scope[name].shape == array.shape, name
+        if (known := scope[name].values) is not None:
             np.testing.assert_array_equal(known, array)
 
 

@@ -70,7 +70,7 @@ def test_runtime_convolutions_match_the_standard_operator(
     assert found.output_shape == order(plain.output_shape)
     traversal = onnx_graph.Traversal(onnx, net, {})
     (visit,) = traversal.visits()
-    assert visit.scope.shape("y0")[1:] == found.output_shape[1:]
+    assert visit.scope["y0"].shape[1:] == found.output_shape[1:]
     assert "stride 2x1" in found.settings
     assert "padding 1,0:2" in found.settings
     assert "groups 2" in found.settings

@@ -367,6 +367,13 @@ def test_dy_shape_is_checked():
         assert "Use --padding same, use --padding 1, " in text
 
 
+def test_explanation_of_a_complex_layer_has_no_frameworks():
+    problem = cupyconv.ConvProblem((1, 1, 5), (1, 1, 3), dtype="complex64")
+    text = str(cupyconv.explain(problem, transposed=True, values=None))
+    assert "Number of terms" in text
+    assert "in other frameworks" not in text
+
+
 def test_complex_layers_are_rejected():
     assert "must have a real dtype" in error_of("explain", *LAYER, "--dtype", "complex64")
 

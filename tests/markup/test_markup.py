@@ -37,3 +37,7 @@ def test_grads_fits_a_narrow_terminal():
     assert max(map(len, done.output.splitlines())) <= 60
     for words in ("1x10x18x18", "differences", r"\d\.\de-0[78]"):
         assert re.search(words, done.output)
+
+
+def test_table_without_rows_has_no_lines():
+    assert list(Table(("", ""), ()).lines(80)) == []

@@ -29,7 +29,6 @@ from tests.configurations import (
     in_formats,
     integer_data,
     random_data,
-    random_problems,
 )
 from tests.emulator import convolutions, memory
 from tests.emulator.cases import require_activations
@@ -271,19 +270,6 @@ def test_float32_is_rounded_to_tf32_only_where_permitted(impl, problem, bound):
 def _as_tf32(array):
     bits = array.view(np.uint32)
     return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
-def test_random_layers_are_exact(impl):
-    dtype = "float16" if impl == "cuda-gather" else "float32"
-    count = 20 if impl == "cuda-direct" else 60  # nearly every problem needs another variant
-    ran = 0
-    drawn = random_problems(count, seed=11, max_macs=2000, dtypes=(dtype,))
-    for number, problem in enumerate(drawn):
-        with emulator.settings(emulator.SCHEDULES[number % 3]):
-            ran += len(require_exact(problem, impl, seed=number))
-    assert ran >= 2.5 * count
 
 
 @pytest.mark.thorough

@@ -8,7 +8,6 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.kernels import parameters, patch
-from cupyconv.kernels.family import spatial
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
@@ -85,42 +84,6 @@ def test_cases_of_all_families_are_exact(dtype):
         problem = formats[number % len(formats)]
         if fits(problem, IMPL, "sm_80", "tf32"):
             require_exact(problem)
-
-
-def random_layer(seed):
-    numbers = np.random.default_rng(seed)
-
-    def pick(first, last):
-        return int(numbers.integers(first, last + 1))
-
-    rank = pick(1, 3)
-    taps = [pick(1, (12, 7, 3)[rank - 1]) for _ in range(rank)]
-    stride, dilation = ([pick(1, 4) for _ in taps] for _ in range(2))
-    dilation = [gap if seed % 3 == 0 else 1 for gap in dilation]
-    reach = [(tap - 1) * gap + 1 for tap, gap in zip(taps, dilation, strict=True)]
-    channels = pick(1, 5)
-    problem = ConvProblem(
-        (pick(1, 3), channels, *(pick(size, size + (200, 30, 9)[rank - 1]) for size in reach)),
-        (pick(1, 40), channels, *taps),
-        stride=stride,
-        dilation=dilation,
-        padding=[(pick(0, size), pick(0, size)) for size in reach],
-        dtype=DTYPES[seed % 4],
-    )
-    formats = all_formats(problem)
-    return formats[pick(0, len(formats) - 1)]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", [1])
-def test_random_layers(seed):
-    require_exact(random_layer(seed))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 80))
-def test_more_random_layers(seed):
-    require_exact(random_layer(seed))
 
 
 @pytest.mark.thorough
@@ -284,23 +247,3 @@ def test_unsupported_layers_are_refused_with_a_reason(changes, pass_, reason):
     refusal = FAMILIES[IMPL].refuses(Request(problem, pass_, Device.of("sm_86")))
     assert refusal is not None
     assert reason in refusal
-
-
-@pytest.mark.thorough
-def test_tilings_cover_the_layer_and_fit_shared_memory():
-    for seed in range(100):
-        problem = random_layer(seed)
-        height, width = spatial(problem.output_sizes)[1:]
-        for pass_ in TAKEN:
-            for arch, limit in (("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_90a", 227)):
-                request = Request(problem, pass_, Device.of(arch), "tf32")
-                for tiling in patch.ranked_tilings(request):
-                    made = patch.geometry(request, tiling)
-                    assert made.shared_bytes <= limit << 10
-                    covered = made.work_tiles * tiling.tile_p * tiling.tile_q
-                    assert covered >= problem.N * height * width
-                    if pass_ == "backprop_filter":
-                        of_block = 8 * made.warps_n * made.warp_words
-                        assert made.share_words <= of_block
-                        rows = patch.rows_of(request)
-                        assert made.others[1] * made.share_words >= rows.words - 7

@@ -14,6 +14,8 @@ import cupyconv
 from cupyconv import ConvProblem, arrays
 from cupyconv.arrays import numpy_dtype
 from cupyconv.kernels.device import CPU
+from cupyconv.problem import PASSES
+from tests import agreement
 from tests.activations import ACTIVATIONS, activated
 from tests.configurations import (
     CASES,
@@ -42,32 +44,9 @@ def as_integers(array: np.ndarray) -> np.ndarray:
     return exact.astype(object)
 
 
-def plain(problem: ConvProblem, data: Data, number: type = np.float64) -> dict[str, np.ndarray]:
-    """Compute the passes by definition: one product at a time, summed in one number type.
-
-    The code shares only the padding with the library.
-    """
-    x, dy = (a.transpose(problem.data_axes).astype(number) for a in (data.x, data.dy))
-    w = data.w.transpose(problem.filter_axes).astype(number)
-    y, dx, dw = (np.zeros(shape, number) for shape in (dy.shape, x.shape, w.shape))
-    filters, channels = problem.K // problem.G, problem.C // problem.G
-    before = [pair[0] for pair in problem.padding]
-    pixels = itertools.product(*map(range, dy.shape[2:]))
-    taps = list(itertools.product(*map(range, w.shape[2:])))
-    for pixel, tap in itertools.product(pixels, taps):
-        axes = zip(pixel, tap, problem.stride, problem.dilation, before, strict=True)
-        read = tuple(p * stride + t * dilation - pad for p, t, stride, dilation, pad in axes)
-        if not all(0 <= h < size for h, size in zip(read, x.shape[2:], strict=True)):
-            continue
-        for k, i in itertools.product(range(problem.K), range(channels)):
-            c = k // filters * channels + i
-            y[:, k, *pixel] += x[:, c, *read] * w[k, i, *tap]
-            dx[:, c, *read] += dy[:, k, *pixel] * w[k, i, *tap]
-            for n in range(problem.N):
-                dw[k, i, *tap] += dy[n, k, *pixel] * x[n, c, *read]
-    y += data.bias.astype(number).reshape(1, -1, *[1] * problem.spatial_rank)
-    back, back_w = np.argsort(problem.data_axes), np.argsort(problem.filter_axes)
-    return {"y": y.transpose(back), "dx": dx.transpose(back), "dw": dw.transpose(back_w)}
+def by_definition(problem: ConvProblem, data: Data) -> dict[str, np.ndarray]:
+    results = (agreement.wide_definition(problem, pass_, data) for pass_ in PASSES)
+    return dict(zip(("y", "dx", "dw"), results, strict=True))
 
 
 def assert_same(results: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -97,14 +76,14 @@ def test_implementations_agree_exactly(case, dtype):
 def test_passes_match_their_definition(case, impl):
     problem = case.problem.replace(dtype="float64")
     data = integer_data(problem, seed=1)
-    assert_same(three_passes(problem, data, impl), plain(problem, data))
+    assert_same(three_passes(problem, data, impl), by_definition(problem, data))
 
 
 @settings(max_examples=60)
 @given(problems(max_macs=300, dtypes=DTYPES))
 def test_random_layers_match_their_definition(problem):
     data = integer_data(problem)
-    expected = plain(problem, data)
+    expected = by_definition(problem, data)
     for impl in IMPLS:
         assert_same(three_passes(problem, data, impl), expected)
 

@@ -33,7 +33,7 @@ from tests.configurations import (
     random_problem,
 )
 from tests.device import api, devices, graphs, machine
-from tests.device.test_driver_graphs import MODES
+from tests.device.test_driver import MODES
 from tests.device.test_memory import COMPUTED, POOLS, ROOMY, roomy
 from tests.device.test_order import ORDERS, split_layer
 from tests.families import FAMILY_LAYERS

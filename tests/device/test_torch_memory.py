@@ -20,7 +20,7 @@ from cupyconv.problem import PASSES
 from tests.agreement import compute, require_equal
 from tests.configurations import Data, integer_data
 from tests.device import graphs, machine, memory
-from tests.device.test_driver_graphs import MODES
+from tests.device.test_driver import MODES
 from tests.device.test_order import ORDERS
 from tests.operations.test_host_cost import entered
 

@@ -650,24 +650,6 @@ def test_divided_parts_have_similar_sizes(extents):
     assert min(pixels) >= correlation.LEAST_SUMMED / 2
 
 
-@pytest.mark.parametrize("stride", [1, 64, 65, 999])
-@pytest.mark.parametrize("size", [2, 66, 1000])
-def test_cost_rule_covers_the_phases_of_a_pass(size, stride):
-    for taps, dilation, padding in itertools.product((1, 65, 66, 70), (1, 2, 7), (0, 60)):
-        if size + 2 * padding <= (taps - 1) * dilation:
-            continue
-        rules = {"stride": stride, "dilation": dilation, "padding": padding}
-        problem = ConvProblem((1, 1, size), (1, 1, taps), **rules)
-        data, pass_ = zeros(problem), "backprop_input"
-        of, found = correlation.correlation(problem, pass_), correlation.selections(problem, pass_)
-        found = (of(data.x, data.w, data.dy, selection=one) for one in found)
-        phases = [phase.without_unused() for phase in found]
-        estimate = choice._correlations_of(problem, "backprop_input")
-        assert len(phases) <= estimate.phases
-        assert sum(phase.axes[0].outputs for phase in phases) <= estimate.pixels * estimate.phases
-        assert max((phase.axes[0].taps for phase in phases), default=0) <= estimate.taps
-
-
 # Unusual layers for blocks of 1/64 size, small enough for every method.
 ODD = {
     "large filters, dilated": ConvProblem((1, 1, 99, 190), (1, 1, 40, 40), dilation=2),
@@ -800,24 +782,6 @@ def test_converted_gradients_stay_within_their_announced_memory(limited_scratch)
     pytest.importorskip("numba")
     problem = ConvProblem((4, 40, 12, 12), (40, 40, 3, 3), padding=1, dtype="float16")
     compute(problem, "backprop_filter", "tiles", zeros(problem))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", range(2))
-def test_loops_stay_within_their_announced_memory(seed, limited_scratch, monkeypatch):
-    """Many layers are checked, without copying or computing."""
-    compiled = ("plane_sums", "planar_sums", "planar_products")
-    nothing = SimpleNamespace(**dict.fromkeys(compiled, lambda *_: None))
-    monkeypatch.setattr(loops, "_loops", lambda: nothing)
-    monkeypatch.setattr(loops, "gather", lambda *_: None)
-    rng, count = np.random.default_rng(seed), 0
-    while count < 120:
-        problem = drawn_layer(rng)
-        data = zeros(problem)
-        for pass_, method in methods(problem):
-            if method == "loops":
-                in_a_new_thread(compute, problem, pass_, method, data)
-                count += 1
 
 
 def peak_of_method(problem, pass_, method, data, out) -> int:

@@ -15,7 +15,7 @@ from cupyconv.kernels.copies import ROLES_OF
 from cupyconv.kernels.family import Choices
 from cupyconv.kernels.hopper import is_planar, layout_of, layouts
 from cupyconv.kernels.strides import Strides, element_strides
-from cupyconv.planning import Device, PassPlan, Request, plan, plan_pass
+from cupyconv.planning import Device, PassPlan, Request, plan_pass
 from cupyconv.problem import PASSES
 from tests import emulator
 from tests.agreement import compute, fits, plan_with
@@ -150,31 +150,6 @@ def test_channels_first_images_are_read_in_place():
             assert planar(crop, "forward", **changes) == reads
 
 
-def test_plan_reports_copies_of_operands():
-    rows = ConvProblem((32, 64, 56, 56), (64, 64, 3, 1), padding=(1, 0), dtype="float16")
-    short = rows.replace(input_shape=(32, 64, 28, 28))
-    for problem, precision, said in (
-        (rows, "ieee", ("w copied with channels last", "w copied with channels last", "")),
-        (
-            short,
-            "ieee",
-            tuple(
-                f"{roles} copied with channels last"
-                for roles in ("x and w", "dy and w", "x and dy")
-            ),
-        ),
-        (
-            in_formats(short.replace(dtype="float32"), "NHWC", "OHWI"),
-            "bf16x6",
-            tuple(f"{roles} split into planes" for roles in ("x and w", "dy and w", "x and dy")),
-        ),
-    ):
-        family = FAMILY if precision == "ieee" else PLANES
-        planned_passes = plan(problem, "sm_90a", family.name, precision)
-        for one, words in zip(planned_passes, said, strict=True):
-            assert one.reason.endswith(f"; before it, {words}" if words else family.summary)
-
-
 def test_channels_first_rows_are_read_in_place():
     """Rows are read in place if taps are aligned to 16 bytes and lines waste few pixels."""
     rows = ConvProblem((2, 64, 4, 56), (64, 64, 3, 1), padding=(1, 0), dtype="float16")
@@ -244,18 +219,6 @@ def test_padding_pixels_of_a_line_do_not_contribute(name):
     expected = cupyconv.conv_backprop_filter(*arguments, impl="reference", **problem.keywords)
     np.testing.assert_array_equal(got, expected)
     assert 0 < np.isnan(got[:, 1]).sum() < got[:, 1].size
-
-
-@pytest.mark.parametrize(
-    "change", [lambda x: x[..., ::2], lambda x: x[:, :, ::-1, ::2]], ids=["gaps", "backwards"]
-)
-def test_memory_that_tma_cannot_read_is_copied(change):
-    problem = last_axes(HOPPER_CASES[2].problem.replace(dtype="float16"))[0]
-    data = integer_data(problem)
-    x = change(np.repeat(data.x, 2, axis=3))
-    arguments = problem.keywords
-    got = emulator.conv_forward(x, data.w, impl="cuda-hopper", arch=ARCH, **arguments)
-    assert (got == cupyconv.conv_forward(x, data.w, impl="reference", **arguments)).all()
 
 
 def test_only_unreadable_operands_are_copied():

@@ -18,10 +18,9 @@ from cupyconv.gpu.compiler import ARCHITECTURES
 from cupyconv.kernels import calibration, cost, direct, gather, parameters, patch, toeplitz
 from cupyconv.kernels.streaming import MOST_CHUNKS, chunk_counts
 from cupyconv.kernels.strides import Strides
-from cupyconv.kernels.tiled import Tiled
 from cupyconv.planning import PRECISIONS, Device, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.planning.plan import contenders, ranked_candidates
+from cupyconv.planning.plan import ranked_candidates
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import agreement, emulator, launches
 from tests.configurations import DIRECT_CASES, PATCH_CASES, in_formats, integer_data
@@ -166,33 +165,6 @@ def test_plans_fit_the_problem_and_the_chip(chips):
                 assert picked[device][name, pass_] >= 20, (name, pass_, device)
             has_patch = picked[device]["cuda-patch", pass_] > 0  # few problems suit cuda-patch
             assert has_patch == (pass_ != "backprop_input")
-
-
-@pytest.mark.thorough
-def test_ranked_candidates_all_fit_the_chip():
-    """All candidates fit, since measuring may choose another than the first."""
-    for problem in problems(40, seed=2):
-        if problem.bytes > 300e9:
-            continue
-        strides = Strides.contiguous(problem)
-        for device in CHIPS:
-            for pass_ in PASSES:
-                request = Request(problem, pass_, device, strides=strides)
-                for planned in contenders(request, "auto", 1000):
-                    require_fits_the_chip(planned, problem, device, strides)
-
-
-@pytest.mark.thorough
-def test_tiles_cover_the_matrix():
-    for problem in problems(300, seed=5):
-        for device in CHIPS:
-            for planned in plan(problem, device):
-                if not planned.tile or not isinstance(planned.family, Tiled):
-                    continue
-                gemm, tile = problem.gemm(planned.pass_), planned.tile
-                covered = planned.blocks * tile.block_m * tile.block_n
-                assert covered >= gemm.gemm_m * gemm.gemm_n * gemm.groups
-                assert planned.splits * tile.block_k <= max(gemm.gemm_k, tile.block_k)
 
 
 def test_plan_survives_json():
@@ -528,41 +500,12 @@ def test_compute_capabilities_have_architectures():
     assert found == ["sm_75", "sm_89", "sm_90a", "sm_121"]
 
 
-def offsets_reached(problem, strides):
-    """Return the largest offset into x that a kernel can compute, in absolute value."""
-    reach = [axis.padded_input + axis.effective_filter for axis in problem.axes]
-    x = [problem.N, problem.C, *reach]
-    ordered = [strides.x[axis] for axis in problem.data_axes]
-    return sum(n * abs(s) for n, s in zip(x, ordered, strict=True))
-
-
-def test_32_bit_indices_are_used_only_where_they_suffice():
-    for problem in problems(500, seed=1):
-        shapes = problem.input_shape, problem.filter_shape, problem.output_shape
-        strides = Strides.contiguous(problem)
-        index = parameters.index_type(problem, strides)
-        if problem.needs_64bit_indexing:
-            assert index == "long long"
-        if index == "int":
-            assert offsets_reached(problem, strides) < 2**31
-            assert max(map(prod, shapes)) < 2**31
-            for pass_ in PASSES:
-                assert max(problem.gemm(pass_)) < 2**31 - 2**15
-
-
 def test_padding_alone_can_need_64_bits():
     problem = ConvProblem(
         (1, 1, 4, 1000), (1, 1, 3, 3), padding=((3_000_000, 0), (0, 0)), stride=999
     )
     assert not problem.needs_64bit_indexing
     assert parameters.index_type(problem, Strides.contiguous(problem)) == "long long"
-
-
-def test_index_type_ignores_the_sign_of_strides():
-    for problem in problems(100, seed=2):
-        strides = Strides.contiguous(problem)
-        turned = Strides(*(tuple(-one for one in of) for of in (strides.x, strides.w, strides.y)))
-        assert parameters.index_type(problem, turned) == parameters.index_type(problem, strides)
 
 
 NO_STEPS = Strides((0,) * 4, (0,) * 4, (0,) * 4, 0)
@@ -670,15 +613,6 @@ def test_stride_phases_partition_all_pixels_and_taps():
             taps = [r for _, among in axis.stride_phases for r in among]
             assert sorted(inputs) == list(range(axis.input))
             assert sorted(taps) == list(range(axis.filter))
-
-
-def test_only_small_grids_are_split():
-    planned = plan(SPLIT, "sm_80")
-    assert planned["backprop_filter"].splits > 1
-    assert planned["backprop_filter"].workspace_bytes == planned["backprop_filter"].splits * (
-        64 * 64 * 9 * 4
-    )
-    assert planned["forward"].splits == 1
 
 
 def test_plan_does_not_depend_on_the_card():

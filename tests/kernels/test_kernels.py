@@ -24,6 +24,7 @@ from tests.configurations import (
     DTYPES,
     FAMILY_CASES,
     PATCH_CASES,
+    TOEPLITZ_CASES,
     Data,
     all_formats,
     in_formats,
@@ -32,9 +33,11 @@ from tests.configurations import (
 )
 from tests.emulator import convolutions, memory
 from tests.emulator.cases import require_activations
+from tests.families import FAMILY_LAYERS
 
 pytestmark = pytest.mark.costly
 
+SOME_CASES = (*CASES[::4], *FAMILY_CASES[::3])
 SCHEDULES = dict(zip(("first-in", "reverse", "random"), emulator.SCHEDULES, strict=True))
 
 
@@ -162,11 +165,46 @@ def test_cuda_direct_is_exact_in_other_dtypes(dtype):
             require_exact(case.problem.replace(dtype=dtype), "cuda-direct")
 
 
+OTHER_CASES = [
+    pytest.param(impl, number, case.problem, id=f"{impl}-{case.name}")
+    for impl in ("cuda-patch", "cuda-toeplitz")
+    for number, case in enumerate(FAMILY_LAYERS[impl].edge_cases)
+    if case.name not in {name for name, *_ in FAMILY_LAYERS[impl].emulated}
+]
+"""Edge cases that tests/emulator/cases.py lacks."""
+
+
+@pytest.mark.parametrize(("impl", "number", "problem"), OTHER_CASES)
+def test_other_edge_cases_are_exact(impl, number, problem):
+    """Each case is run in one of six formats and one of two dtypes."""
+    formats = all_formats(problem.replace(dtype=("float16", "bfloat16")[number % 2]))
+    with emulator.settings(emulator.SCHEDULES[number % 3]):
+        passes = require_exact(formats[number * 5 % len(formats)], impl)
+    assert passes == FAMILY_LAYERS[impl].passes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("impl", ["cuda-patch", "cuda-toeplitz"])
+def test_any_case_is_exact_in_every_format(impl, dtype):
+    for case in (*CASES, *FAMILY_CASES, *FAMILY_LAYERS[impl].edge_cases):
+        for problem in all_formats(case.problem.replace(dtype=dtype)):
+            require_exact(problem, impl)
+
+
 @pytest.mark.thorough
-def test_cuda_gather_is_exact_without_asynchronous_copies():
-    for case in FAMILY_CASES[:8]:
+@pytest.mark.parametrize(
+    ("impl", "cases"),
+    [
+        ("cuda-gather", FAMILY_CASES[:8]),
+        ("cuda-patch", PATCH_CASES[1:2]),
+        ("cuda-toeplitz", TOEPLITZ_CASES[:1]),
+    ],
+)
+def test_families_are_exact_without_asynchronous_copies(impl, cases):
+    for case in cases:
         for problem in all_formats(case.problem.replace(dtype="float16"))[::3]:
-            require_exact(problem, "cuda-gather", arch="sm_75")
+            assert require_exact(problem, impl, arch="sm_75")
 
 
 @pytest.mark.parametrize("few", [0, 1 << 30], ids=["one term", "four terms"])
@@ -281,13 +319,17 @@ def test_planned_kernels_are_exact(arch, dtype):
 
 
 @pytest.mark.thorough
-def test_64_bit_indices_are_exact(monkeypatch):
+@pytest.mark.parametrize(
+    ("impl", "cases"),
+    [
+        *((f"cuda-{name}", SOME_CASES) for name in ("generic", "gather", "direct")),
+        ("cuda-patch", PATCH_CASES[1:2]),
+        ("cuda-toeplitz", TOEPLITZ_CASES[:1]),
+    ],
+)
+def test_64_bit_indices_are_exact(impl, cases, monkeypatch):
     monkeypatch.setattr("cupyconv.kernels.parameters.index_type", lambda *_: "long long")
-    for case in (*CASES[::4], *FAMILY_CASES[::3]):
-        problem = case.problem.replace(dtype="float16")
-        for impl in ("cuda-generic", "cuda-gather", "cuda-direct"):
-            if fits(problem, impl, "sm_80"):
-                require_exact(problem, impl)
+    assert sum(len(require_exact(case.problem.replace(dtype="float16"), impl)) for case in cases)
 
 
 @pytest.mark.parametrize("impl", [family for family in FAMILIES if family.startswith("cuda")])

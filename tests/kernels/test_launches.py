@@ -12,7 +12,7 @@ import cupyconv
 from cupyconv import ConvError, ConvProblem, binding
 from cupyconv.gpu import compiler
 from cupyconv.gpu.runtime import Series
-from cupyconv.kernels import bias, direct, gather, patch, toeplitz
+from cupyconv.kernels import bias, direct, gather, patch
 from cupyconv.kernels.device import CHIPS as PLANNED_CHIPS
 from cupyconv.kernels.family import Choices
 from cupyconv.kernels.limits import LARGEST_EXTENT
@@ -27,7 +27,6 @@ from tests.agreement import fits
 from tests.configurations import (
     DIRECT_CASES,
     PATCH_CASES,
-    all_formats,
     in_formats,
     integer_data,
 )
@@ -185,48 +184,34 @@ def test_chunk_sums_have_a_thread_per_filter_element(filters, blocks):
     assert made.arguments == ("workspace", "w", planned.splits, product.arguments[-1])
 
 
-@pytest.mark.parametrize("pass_", PASSES)
-@pytest.mark.parametrize("alignment", [2, 4, 8, 16])
-def test_cuda_toeplitz_uses_the_widest_possible_vectors(alignment, pass_):
+@pytest.mark.parametrize(
+    ("pass_", "channels", "width", "data_format", "alignment", "source", "result"),
+    [
+        ("forward", 16, 8, "NHWC", 16, (1, 8, 0), (1, 8)),
+        ("forward", 16, 8, "NHWC", 4, (1, 2, 0), (1, 2)),
+        ("forward", 17, 8, "NHWC", 16, (1, 1, 0), (1, 1)),
+        ("forward", 1, 16, "NHWC", 16, (0, 1, 0), (0, 1)),
+        ("forward", 16, 16, "NCHW", 16, (0, 8, 7), (0, 2)),
+        ("forward", 16, 12, "NCHW", 16, (0, 4, 3), (0, 2)),
+        ("forward", 16, 16, "NCHW", 2, (0, 1, 0), (0, 1)),
+        # backprop_input mirrors the filter: its first tap reads where the last tap would.
+        ("backprop_input", 16, 16, "NCHW", 16, (0, 2, 1), (0, 8)),
+        ("backprop_filter", 16, 16, "NCHW", 16, (0, 8, 7), (0, 2)),
+    ],
+)
+def test_cuda_toeplitz_uses_the_widest_possible_vectors(
+    pass_, channels, width, data_format, alignment, source, result
+):
     """Vectors run along contiguous channels, else along columns; x and y may differ."""
-    device, seen = Device.of("sm_80"), set()
-    sizes = itertools.product((1, 2, 16, 17), (8, 9, 12), (0, 1, 2, 3), (1, 2))
-    for channels, width, before, rank in sizes:
-        shape, taps = (2, channels, 6, width)[: 2 + rank], (channels, 1, 2, 3)[: 2 + rank]
-        shape, taps = (*shape[:-1], width), (*taps[:-1], 3)
-        padding = ((0, 0), (before, 4))[-rank:]
-        first = ConvProblem(shape, taps, padding=padding, groups=channels, dtype="float16")
-        for problem in all_formats(first)[::2]:
-            strides = replace(Strides.contiguous(problem), alignment=alignment)
-            planned = plan_pass(Request(problem, pass_, device, strides=strides), "cuda-toeplitz")
-            launch, *_ = prepare(planned, problem, strides, device)
-            macros = dict(launch.defines)
-            x = piece_of(strides.x, problem.input_shape, problem, alignment)
-            y = piece_of(strides.y, problem.output_shape, problem, alignment)
-            source, result = (y, x) if pass_ == "backprop_input" else (x, y)
-            assert (macros["SOURCE_LAST"], macros["SOURCE_VECTOR"]) == source
-            assert (macros["RESULT_LAST"], macros["RESULT_VECTOR"]) == result
-            # backprop_input mirrors the filter: its first tap reads where the last tap would.
-            column = before - 2 if pass_ == "backprop_input" else -before
-            assert macros["SOURCE_SHIFT"] == (0 if source[0] else column % source[1])
-            assert (macros["FILTER_R"], macros["FILTER_S"]) == ((2, 3) if rank == 2 else (1, 3))
-            assert launch.grid[1] == -(-channels // toeplitz.CHANNELS)
-            seen.add((source, result))
-    assert len(seen) >= (1 if alignment == 2 else 6)
-
-
-def piece_of(steps, shape, problem, alignment):
-    """Return whether vectors run along channels, and their length in 16-bit elements."""
-    channels, columns = problem.data_axes[1], problem.data_axes[-1]
-    of_channels = steps[channels] == 1 and shape[channels] > 1
-    axis = channels if of_channels else columns
-    others = [step for number, step in enumerate(steps) if number != axis]
-    fitting = [
-        piece
-        for piece in (2, 4, 8)
-        if steps[axis] == 1 and not any(one % piece for one in (shape[axis], *others))
-    ]
-    return of_channels, max((one for one in fitting if one * 2 <= alignment), default=1)
+    layer = ConvProblem((2, channels, 6, width), (channels, 1, 2, 3), padding=((0, 0), (1, 3)),
+                        groups=channels, dtype="float16")  # fmt: skip
+    problem, device = in_formats(layer, data_format, "OIHW"), Device.of("sm_80")
+    strides = replace(Strides.contiguous(problem), alignment=alignment)
+    planned = plan_pass(Request(problem, pass_, device, strides=strides), "cuda-toeplitz")
+    launch, *_ = prepare(planned, problem, strides, device)
+    macros = dict(launch.defines)
+    assert tuple(macros[f"SOURCE_{name}"] for name in ("LAST", "VECTOR", "SHIFT")) == source
+    assert tuple(macros[f"RESULT_{name}"] for name in ("LAST", "VECTOR")) == result
 
 
 def test_reciprocals_of_tap_spacings_are_exact():

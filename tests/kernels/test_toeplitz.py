@@ -11,10 +11,6 @@ from cupyconv.problem import PASSES
 from tests import agreement, emulator
 from tests.agreement import fits
 from tests.configurations import (
-    CASES,
-    FAMILY_CASES,
-    TOEPLITZ_CASES,
-    all_formats,
     in_formats,
     random_data,
 )
@@ -31,23 +27,6 @@ def require_exact(problem, arch="sm_80"):
         agreement.require_exact(emulator, problem, impl=IMPL, arch=arch)
 
 
-@pytest.mark.parametrize("number", range(len(TOEPLITZ_CASES)), ids=[c.name for c in TOEPLITZ_CASES])
-def test_edge_cases_are_exact(number):
-    """Each case is run in one of six formats, in turn."""
-    dtype = "bfloat16" if number % 3 == 2 else "float16"
-    formats = all_formats(TOEPLITZ_CASES[number].problem.replace(dtype=dtype))
-    require_exact(formats[number * 4 % len(formats) + number // 3 % 2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_format_is_exact(dtype):
-    for case in (*CASES, *FAMILY_CASES, *TOEPLITZ_CASES):
-        for problem in all_formats(case.problem.replace(dtype=dtype)):
-            if fits(problem, IMPL, "sm_80"):
-                require_exact(problem)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("taps", [1, 2, 9, 10, 17, 18, 64])
 def test_band_widths_are_exact(taps):
@@ -57,15 +36,6 @@ def test_band_widths_are_exact(taps):
             (1, 2, 19, 11), (2, 1, 2, taps), groups=2, padding=(1, taps - 1), dtype="float16"
         )
     )
-
-
-def test_sm_75_is_exact():
-    require_exact(TOEPLITZ_CASES[0].problem.replace(dtype="float16"), "sm_75")
-
-
-def test_64_bit_indices(monkeypatch):
-    monkeypatch.setattr("cupyconv.kernels.parameters.index_type", lambda *_: "long long")
-    require_exact(TOEPLITZ_CASES[0].problem.replace(dtype="float16"))
 
 
 PLAIN_LAYERS = {

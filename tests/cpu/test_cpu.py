@@ -9,7 +9,6 @@ import json
 import mmap
 import os
 import pickle
-import random
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
-from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,10 +33,17 @@ from cupyconv.cache_folder import CACHE_VARIABLE
 from cupyconv.cpu import blocked, choice, correlation, loops, scattered, threads, tile_plans, views
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.errors import ConvError
-from cupyconv.formats import data_formats, filter_formats
 from cupyconv.problem import PASSES
 from tests import agreement
-from tests.configurations import CASES, Data, in_formats, integer_data, random_data
+from tests.configurations import (
+    CASES,
+    DTYPES,
+    Data,
+    in_formats,
+    integer_data,
+    random_data,
+    random_problems,
+)
 from tests.views import KINDS, assignments, named, require_exact
 
 METHODS = (*blocked.METHODS, "tiles")
@@ -148,9 +153,11 @@ def test_every_method_is_exact_on_views(kind):
     for problem in (DENSE.replace(dtype="float16"), DEPTHWISE, DEEP):
         small = problem.replace(input_shape=(2, *problem.input_shape[1:-2], 7, 6))
         formats = (small, *channels_last(small))
-        for number, (pass_, method) in enumerate(methods(small)):
+        references = [(pass_, "reference") for pass_ in PASSES]
+        for number, (pass_, method) in enumerate([*methods(small), *references]):
             formatted = formats[(number + KINDS.index(kind)) % 2]
-            impl = by_method(formatted, pass_, method)
+            is_reference = method == "reference"
+            impl = method if is_reference else by_method(formatted, pass_, method)
             require_exact(cupyconv, formatted, pass_, named(formatted, pass_, kind.name), impl=impl)
 
 
@@ -968,75 +975,27 @@ def test_plan_with_an_unsupported_method_is_rejected(method):
         Plan.from_json(json.dumps(fields))
 
 
-def strided_layer(rng: random.Random, overlaps: bool) -> ConvProblem:
-    """Return a random layer, whose windows may overlap if ``overlaps`` holds."""
-    rank, groups = rng.randint(1, 3), rng.choice((1, 1, 2, 3))
-    channels, filters = groups * rng.randint(1, 5), groups * rng.randint(1, 5)
-    taps, dilation = ([rng.randint(1, most) for _ in range(rank)] for most in (4, 3))
-    spans = [(t - 1) * d + 1 for t, d in zip(taps, dilation, strict=True)]
-    padding = [(rng.randint(0, s + 2), rng.randint(0, s + 2)) for s in spans]
-    stride = [span + rng.choice((0, 0, 1, 3)) for span in spans]
-    if overlaps:
-        stride = [rng.randint(1, span) for span in spans]
-    sizes = [
-        max(span - sum(pads), 1) + rng.randint(0, 15)
-        for span, pads in zip(spans, padding, strict=True)
-    ]
-    if rng.random() < 0.2:  # one output
-        stride, padding, sizes = [1] * rank, [(0, 0)] * rank, spans
-    data, filter_ = rng.choice(data_formats(rank)), rng.choice(filter_formats(rank))
-    letters = {"N": rng.choice((0, 1, 2, 5)), "C": channels, "O": filters, "I": channels // groups}
-    axes = "DHW"[-rank:]
-    x, w = (
-        letters | dict(zip(axes, sizes, strict=True)),
-        letters | dict(zip(axes, taps, strict=True)),
-    )
-    return ConvProblem(
-        [x[letter] for letter in data],
-        [w[letter] for letter in filter_],
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=groups,
-        data_format=data,
-        filter_format=filter_,
-        dtype=rng.choice(("float32", "float64", "float16", "bfloat16")),
-    )
-
-
-@pytest.mark.parametrize("overlaps", [False, True])
-def test_patches_are_exact(overlaps):
-    rng, slices = random.Random(11), set()
-    for _ in range(150):
-        problem = strided_layer(rng, overlaps)
-        if choice.tap_slices(problem.axes) == prod(problem.filter_sizes):
+def test_patches_are_exact():
+    slices = set()
+    for problem in random_problems(900, seed=11, dtypes=DTYPES):
+        if "patches" not in [one.name for one in choice.methods(problem, "backprop_input")]:
             continue
         slices.add(choice.tap_slices(problem.axes))
-        plan = cupyconv.plan(problem, "cpu").with_choices("backprop_input", method="patches")
-        data = integer_data(problem)
-        dx = cupyconv.conv_backprop_input(
-            problem.input_shape, data.w, data.dy, impl=plan, **problem.keywords
-        )
-        expected = cupyconv.conv_backprop_input(
-            problem.input_shape, data.w, data.dy, impl="reference", **problem.keywords
-        )
-        assert np.array_equal(dx, expected), problem
+        plan, data = by_method(problem, "backprop_input", "patches"), integer_data(problem)
         bias = (np.arange(problem.C) - 2).astype(data.w.dtype)
-        y, exact = (
-            cupyconv.conv_transpose(
-                data.dy,
-                data.w,
-                bias,
-                activation="relu",
-                output_shape=problem.input_shape,
-                impl=impl,
-                **problem.keywords,
+        rules = {"output_shape": problem.input_shape, **problem.keywords}
+        for more in ((), (bias, "relu")):
+            dx, exact = (
+                cupyconv.conv_transpose(
+                    *(data.dy, data.w, *more[:1]),
+                    activation=more[1] if more else None,
+                    impl=impl,
+                    **rules,
+                )
+                for impl in (plan, "reference")
             )
-            for impl in (plan, "reference")
-        )
-        assert np.array_equal(y, exact), problem
-    assert (max(slices) > 4) == overlaps
-    assert (1 in slices) or overlaps
+            assert np.array_equal(dx, exact), problem
+    assert min(slices) == 1 < 4 < max(slices)
 
 
 @pytest.mark.parametrize("more", [{"stride": 1}, {"stride": 2, "dilation": 2}])

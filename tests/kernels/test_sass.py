@@ -99,28 +99,6 @@ def in_loops(listing: str, pattern: str) -> list[str]:
     return found
 
 
-def test_main_loop_is_the_innermost_loop_with_products():
-    code = """
-        /*0000*/                   IADD3 R1, R1, R2 ;
-.L_x_1:
-        /*0010*/                   HMMA.16816.F32 R0, R1, R2, R0 ;
-.L_x_2:
-        /*0020*/                   LDSM.16.M88.4 R1, [R2] ;
-        /*0030*/                   HMMA.16816.F32 R0, R1, R2, R0 ;
-        /*0040*/              @P2  BRA `(.L_x_4) ;
-.L_x_3:
-        /*0050*/              @!P0 BRA `(.L_x_2) ;
-        /*0060*/              @!P1 BRA `(.L_x_1) ;
-        /*0070*/                   EXIT ;
-.L_x_4:
-        /*0080*/                   BAR.SYNC ;
-        /*0090*/                   BRA `(.L_x_3) ;
-"""
-    found = [line.split()[0] for line in main_loop(code, "MMA")]
-    assert found == ["LDSM.16.M88.4", "HMMA.16816.F32", "@P2", "@!P0", "BAR.SYNC", "BRA"]
-    assert main_loop(code, "FADD") == []
-
-
 FENCE = r"MEMBAR\S*\.(GPU|SYS)|ERRBAR"
 """Fences for the whole GPU or the system, which no loop needs."""
 

@@ -439,11 +439,6 @@ def test_plan_prints_its_choices_and_reasons():
 @pytest.mark.parametrize(
     ("measured", "says"),
     [
-        (
-            0,
-            "Estimates are modelled; kernel families compare as on an NVIDIA H100 80GB HBM3, and "
-            "nothing else was measured.",
-        ),
         (2, "Times are measured if the reason says so, else modelled."),
         (3, "Times are measured, on a GPU like this one."),
     ],

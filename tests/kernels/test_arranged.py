@@ -22,13 +22,7 @@ from cupyconv.planning.plan import contenders
 from cupyconv.problem import PASSES
 from tests import agreement, emulator, views
 from tests.agreement import plan_with
-from tests.configurations import (
-    CASES,
-    FAMILY_CASES,
-    all_formats,
-    in_formats,
-    random_data,
-)
+from tests.configurations import CASES, FAMILY_CASES, all_formats, in_formats, random_data
 from tests.launches import filter_form, prepare
 
 pytestmark = pytest.mark.costly

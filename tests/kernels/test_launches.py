@@ -24,12 +24,7 @@ from cupyconv.planning.plan import contenders, plan_of
 from cupyconv.problem import ITEMSIZE, PASSES
 from tests import emulator, launches
 from tests.agreement import fits
-from tests.configurations import (
-    DIRECT_CASES,
-    PATCH_CASES,
-    in_formats,
-    integer_data,
-)
+from tests.configurations import DIRECT_CASES, PATCH_CASES, in_formats, integer_data
 from tests.cubins import Parameter, Resources
 from tests.emulator import driver, tensormap
 from tests.emulator.driver import CHIPS, CheckedFunction, Refusal

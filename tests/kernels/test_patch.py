@@ -12,11 +12,7 @@ from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from tests import agreement, emulator, launches
-from tests.configurations import (
-    in_formats,
-    integer_data,
-    random_data,
-)
+from tests.configurations import in_formats, integer_data, random_data
 
 pytestmark = pytest.mark.costly
 

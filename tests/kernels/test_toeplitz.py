@@ -10,10 +10,7 @@ from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
 from tests import agreement, emulator
 from tests.agreement import fits
-from tests.configurations import (
-    in_formats,
-    random_data,
-)
+from tests.configurations import in_formats, random_data
 
 pytestmark = pytest.mark.costly
 

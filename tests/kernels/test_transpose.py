@@ -9,12 +9,7 @@ import cupyconv
 from cupyconv import ConvError, ConvProblem
 from tests import emulator
 from tests.activations import ACTIVATIONS, activated
-from tests.configurations import (
-    CASES,
-    integer_data,
-    random_data,
-    random_problems,
-)
+from tests.configurations import CASES, integer_data, random_data, random_problems
 
 IMPLEMENTATIONS = ("reference", "numpy")
 

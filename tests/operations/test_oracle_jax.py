@@ -14,13 +14,7 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem
-from tests.configurations import (
-    Data,
-    cases,
-    integer_data,
-    random_problems,
-    three_passes,
-)
+from tests.configurations import Data, cases, integer_data, random_problems, three_passes
 
 if importlib.util.find_spec("jax") is None:
     pytest.skip("JAX is not installed", allow_module_level=True)

@@ -280,6 +280,12 @@ def plain_sums(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
     return dw
 
 
+def to_tf32(array: np.ndarray) -> np.ndarray:
+    """Round float32 to the 10 fraction bits of TF32, ties away from zero."""
+    bits = array.view(np.uint32)
+    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
 def require_exact(
     api: Any,
     problem: ConvProblem,

@@ -95,7 +95,8 @@ def divided(monkeypatch):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_method_is_exact(case, divided):
-    for problem in (case.problem, *channels_last(case.problem)):
+    layers = (case.problem, *channels_last(case.problem), case.problem.replace(dtype="complex64"))
+    for problem in layers:
         data = integer_data(problem)
         for pass_, method in methods(problem):
             expected = agreement.compute(cupyconv, pass_, problem, data, impl="reference")

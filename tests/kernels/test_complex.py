@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, ConvTypeError, calls
-from cupyconv.cpu import choice
-from cupyconv.planning import Device, plan_pass
+from cupyconv import ConvError, ConvProblem, ConvTypeError
+from cupyconv.planning import Device
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, REAL_PART
 from tests import agreement, emulator
@@ -75,27 +74,6 @@ def among_others(numbers):
     records = np.zeros(numbers.shape[:-1], [row, ("other", numbers.real.dtype)])
     records["row"] = numbers
     return records["row"]
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("pass_", PASSES)
-def test_numpy_methods_are_exact_on_complex_numbers(pass_):
-    methods = set()
-    for problem in (*(case.problem for case in (*CASES, *FAMILY_CASES)), *random_problems(40)):
-        problem = problem.replace(dtype="complex64")
-        data = integer_data(problem)
-        expected = wide_definition(problem, pass_, data)
-        for method in choice.methods(problem, pass_):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(choice, "methods", lambda *_, method=method: (method,))
-                plan_pass.cache_clear()
-                calls.forget()
-                got = agreement.compute(cupyconv, pass_, problem, data, impl="numpy")
-            np.testing.assert_array_equal(got, expected, f"{method.name} of {problem}")
-            methods.add(method.name)
-    plan_pass.cache_clear()
-    calls.forget()
-    assert methods >= {"products", "loops"}
 
 
 # -- other libraries -------------------------------------------------------------------------------
@@ -237,15 +215,6 @@ def test_nan_and_infinity_reach_only_windows_that_read_them(impl):
 
 
 # -- kernels ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_kernels_are_exact_on_integer_data(dtype):
-    for number, case in enumerate((*CASES[::3], *FAMILY_CASES[:6:2])):
-        formats = all_formats(case.problem.replace(dtype=dtype))
-        with emulator.settings(emulator.SCHEDULES[number % 3]):
-            require_exact(emulator, formats[number % len(formats)], "cuda-generic")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -168,10 +168,13 @@ def test_plans_fit_the_problem_and_the_chip(chips):
 
 
 def test_plan_survives_json():
+    copied = 0
     for number, problem in enumerate(problems(100)):
         for device in ("cpu", "sm_80", "sm_90a"):
             original = plan(problem, device, precision=PRECISIONS[number // 3 % 3])
             assert Plan.from_json(original.to_json()) == original
+            copied += any(one.copies for one in original)
+    assert copied
 
 
 SPLIT = ConvProblem(
@@ -219,6 +222,11 @@ def changed(**changes):
         changed(splits=2.5),
         changed(splits="3"),
         changed(splits=1000),
+        changed(copies=("x",)),
+        changed(copies=("y", "y")),
+        changed(copies=("w",)),
+        changed(copies=3),
+        changed(copies=None),
         changed(workspace_bytes=0),
         changed(tile=None),
         changed(tile=[64, 64, 32]),
@@ -263,14 +271,22 @@ def test_plan_is_replayed_only_for_its_problem_and_device():
             planned.replay(replace(request, **change))
 
 
-def test_tf32_plan_is_replayed_only_if_tf32_is_permitted():
+@pytest.mark.parametrize(
+    ("precision", "impl", "device"),
+    [("tf32", "auto", "sm_80"), ("bf16x6", "cuda-hopper-bf16x6", "sm_90a")],
+)
+def test_plan_is_replayed_only_if_its_precision_is_permitted(precision, impl, device):
     problem = SPLIT.replace(dtype="float32")
-    planned = plan(problem, "sm_80", precision="tf32")
-    request = Request(problem, "forward", Device.of("sm_80"))
-    assert planned.replay(replace(request, precision="tf32"))
-    with pytest.raises(ConvError, match="Pass precision='tf32'"):
-        planned.replay(request)
-    assert plan(problem, "sm_80").replay(replace(request, precision="tf32"))
+    planned = Plan.from_json(plan(problem, device, impl, precision).to_json())
+    request = Request(problem, "forward", Device.of(device))
+    assert planned.replay(replace(request, precision=precision))
+    for other in {"ieee", "tf32"} - {precision}:
+        with pytest.raises(ConvError, match=f"Pass precision='{precision}'"):
+            planned.replay(replace(request, precision=other))
+    assert plan(problem, device).replay(replace(request, precision=precision))
+    unsaid = planned.to_json().replace(f'"precision": "{precision}"', '"precision": "ieee"')
+    with pytest.raises(ConvError, match=f"only precision='{precision}' permits|these choices"):
+        Plan.from_json(unsaid)
 
 
 def test_plan_is_not_replayed_on_other_strides():

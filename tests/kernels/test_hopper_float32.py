@@ -111,11 +111,7 @@ def test_bands_may_contain_only_padding():
 def test_bands_of_any_view_are_exact(data_format):
     problem = in_formats(ConvProblem((3, 6, 6, 5), (4, 6, 3, 2), padding=1), data_format, "OHWI")
     for kind in views.KINDS:
-        kinds = {
-            role: kind
-            for role in views.OPERANDS["backprop_filter"]
-            if views.suits(problem, "backprop_filter", role, kind)
-        }
+        kinds = views.named(problem, "backprop_filter", kind.name)
         views.require_exact(emulator, problem, "backprop_filter", kinds, **BY_TF32)
 
 

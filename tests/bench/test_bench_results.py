@@ -261,27 +261,28 @@ def test_json_file_round_trips(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_load_rejects_another_version(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(suite().to_json() | {"schema": 7}))
-    with pytest.raises(ConvError, match=rf"format version {results.SCHEMA}: .* has version 7"):
-        results.load(path)
+FOREIGN = ("", "{}", "[]", "1", "no JSON", '{"a": 1}\n{"b": 2}', "\x00")
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", "1", "no JSON", '{"a": 1}\n{"b": 2}', "\x00"])
-def test_load_rejects_a_foreign_file(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *((content, "has another format") for content in FOREIGN),
+        (
+            json.dumps(suite().to_json() | {"schema": 7}),
+            rf"format version {results.SCHEMA}: .* has version 7",
+        ),
+        (
+            json.dumps(suite().to_json()).replace('"microseconds"', '"minutes"', 1),
+            r"missing or invalid entry .*microseconds",
+        ),
+    ],
+    ids=[*map(repr, FOREIGN), "version", "damaged"],
+)
+def test_load_rejects_other_files(tmp_path, content, message):
     path = tmp_path / "a.json"
     path.write_text(content)
-    with pytest.raises(ConvError, match="has another format"):
-        results.load(path)
-
-
-def test_load_rejects_a_damaged_file(tmp_path):
-    path = tmp_path / "a.json"
-    content = suite().to_json()
-    del content["rows"][0]["microseconds"]
-    path.write_text(json.dumps(content))
-    with pytest.raises(ConvError, match=r"missing or invalid entry .*microseconds"):
+    with pytest.raises(ConvError, match=message):
         results.load(path)
 
 

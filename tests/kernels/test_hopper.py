@@ -15,12 +15,12 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.kernels.family import Choices, Tile
+from cupyconv.kernels.family import Choices
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.problem import PASSES
 from tests import agreement, emulator, launches
 from tests.agreement import compute, fits, plan_with
-from tests.configurations import HOPPER_CASES, Case, Data, in_formats, integer_data
+from tests.configurations import HOPPER_CASES, Data, in_formats, integer_data
 from tests.hopper import (
     ARCH,
     BY_PLANES,
@@ -37,28 +37,19 @@ pytestmark = pytest.mark.costly
 IN_TURN = tuple(zip(HOPPER_CASES, cycle(WIDE)))
 """Every edge case with a tile, and every tile, since there are more cases than tiles."""
 
-each_case = pytest.mark.parametrize(
+
+@pytest.mark.parametrize("other", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
     ("number", "case", "tile"),
     [pytest.param(number, *one, id=one[0].name) for number, one in enumerate(IN_TURN)],
 )
-
-
-def run_case(number: int, case: Case, tile: Tile, turn: int) -> tuple[str, ...]:
+def test_edge_cases_are_exact(number, case, tile, other):
+    """Each case is run in one of two formats; the other takes the slow tests."""
+    turn = (number + other) % 2
     problem = last_axes(case.problem)[turn]
     problem = problem.replace(dtype="bfloat16" if number % 4 == 3 else "float16")
     with emulator.settings(emulator.SCHEDULES[(number + turn) % 3]):
-        return require_exact(problem, tile=tile, splits=1 + 2 * (number % 2))
-
-
-@each_case
-def test_edge_cases_are_exact(number, case, tile):
-    assert run_case(number, case, tile, turn=number % 2) == PASSES
-
-
-@pytest.mark.slow
-@each_case
-def test_edge_cases_are_exact_in_the_other_format(number, case, tile):
-    assert run_case(number, case, tile, turn=1 - number % 2) == PASSES
+        assert require_exact(problem, tile=tile, splits=1 + 2 * (number % 2)) == PASSES
 
 
 def test_edge_cases_take_every_tile():

@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,32 +72,17 @@ def test_a_variant_is_compiled_once(folder, compilations):
     assert sorted(path.suffix for path in folder.iterdir()) == [".cubin", ".json"]
 
 
-@pytest.mark.parametrize(
-    ("source", "defines", "architecture"),
-    [
-        (SOURCE, DEFINES, "sm_90a"),
-        (SOURCE, {"EXTRA": 3}, "sm_80"),
-        (KernelSource(SOURCE.name, SOURCE.text + "\n", SOURCE.headers), DEFINES, "sm_80"),
-        (
-            KernelSource(SOURCE.name, SOURCE.text, (("value.cuh", "#define VALUE 7\n"),)),
-            DEFINES,
-            "sm_80",
-        ),
-    ],
-    ids=["architecture", "macro", "source", "header"],
-)
-def test_the_key_covers(folder, source, defines, architecture):
-    first = compiler.entry_paths(SOURCE, DEFINES, "sm_80")
-    assert compiler.entry_paths(source, defines, architecture) != first
-
-
-def test_the_key_covers_options_and_compiler(folder, monkeypatch):
-    first = compiler.entry_paths(SOURCE, DEFINES, "sm_80")
+def test_the_key_covers_what_is_compiled_and_how(folder, monkeypatch):
+    longer = replace(SOURCE, text=SOURCE.text + "\n")
+    other_header = replace(SOURCE, headers=(("value.cuh", "#define VALUE 7\n"),))
+    variants = [(SOURCE, DEFINES, "sm_80"), (SOURCE, DEFINES, "sm_90a")]
+    variants += [(SOURCE, {"EXTRA": 3}, "sm_80"), (longer, DEFINES, "sm_80")]
+    found = [compiler.entry_paths(*one) for one in (*variants, (other_header, DEFINES, "sm_80"))]
     monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "--extra-device-vectorization"))
-    second = compiler.entry_paths(SOURCE, DEFINES, "sm_80")
+    found.append(compiler.entry_paths(*variants[0]))
     monkeypatch.setattr(compiler, "nvrtc_version", lambda: (99, 0))
-    third = compiler.entry_paths(SOURCE, DEFINES, "sm_80")
-    assert len({first, second, third}) == 3
+    found.append(compiler.entry_paths(*variants[0]))
+    assert len(set(found)) == 7
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "record", "no record", "{", "[" * 100_000])

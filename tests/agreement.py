@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import plan_of, ranked_candidates
-from cupyconv.problem import PASSES
+from cupyconv.problem import PASSES, ConvAxis
 from tests.configurations import Data, integer_data
 
 
@@ -217,6 +218,54 @@ def compute(api: Any, pass_: str, problem: ConvProblem, data: Data, **more: Any)
     return api.conv_backprop_filter(data.x, problem.filter_shape, data.dy, **arguments)
 
 
+RESULT = {"forward": "dy", "backprop_input": "x", "backprop_filter": "w"}
+"""Tensor with the shape of a pass's result."""
+
+
+def definition(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
+    """Compute a pass by its definition, on numbers of float64 or more precision."""
+    result = np.zeros_like(vars(data)[RESULT[pass_]])
+    tensors = replace(data, **{RESULT[pass_]: result})
+    x, dy = (array.transpose(problem.data_axes) for array in (tensors.x, tensors.dy))
+    w = tensors.w.transpose(problem.filter_axes)
+    if pass_ == "forward" and data.bias is not None:
+        dy += data.bias.reshape(-1, *[1] * problem.spatial_rank)
+    channels, filters = problem.C // problem.groups, problem.K // problem.groups
+    for group, tap in product(range(problem.groups), np.ndindex(*problem.filter_sizes)):
+        read = [
+            [(p, h) for p in range(axis.output) if 0 <= (h := _place(axis, p, t)) < axis.input]
+            for axis, t in zip(problem.axes, tap, strict=True)
+        ]
+        if not all(read):
+            continue
+        at_p, at_h = (
+            (..., *np.ix_(*places))
+            for places in zip(*(zip(*pairs, strict=True) for pairs in read), strict=True)
+        )
+        x_group = x[:, group * channels : (group + 1) * channels]
+        dy_group = dy[:, group * filters : (group + 1) * filters]
+        w_tap = w[(slice(group * filters, (group + 1) * filters), slice(None), *tap)]
+        if pass_ == "forward":
+            dy_group[at_p] += np.einsum("nc...,kc->nk...", x_group[at_h], w_tap)
+        elif pass_ == "backprop_input":
+            x_group[at_h] += np.einsum("nk...,kc->nc...", dy_group[at_p], w_tap.conj())
+        else:
+            w_tap[...] = np.einsum("nk...,nc...->kc...", dy_group[at_p], x_group[at_h].conj()).sum(
+                axis=tuple(range(2, w.ndim))
+            )
+    return result
+
+
+def _place(axis: ConvAxis, output: int, tap: int) -> int:
+    return output * axis.stride - axis.pad_before + tap * axis.dilation
+
+
+def wide_definition(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
+    """Compute a pass by its definition in float64 or complex128."""
+    wide = np.complex128 if problem.is_complex else np.float64
+    return definition(problem, pass_, Data(*(array.astype(wide) for array in vars(data).values())))
+
+
 def plain_sums(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
     """Compute a pass by adding one term at a time."""
     if pass_ == "forward":
@@ -229,6 +278,12 @@ def plain_sums(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
         return dx
     naive.backprop_filter(problem, data.x, data.dy, dw := np.empty_like(data.w))
     return dw
+
+
+def to_tf32(array: np.ndarray) -> np.ndarray:
+    """Round float32 to the 10 fraction bits of TF32, ties away from zero."""
+    bits = array.view(np.uint32)
+    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def require_exact(

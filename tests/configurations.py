@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import cupyconv
 from cupyconv.arrays import numpy_dtype
 from cupyconv.formats import data_axes, data_formats, filter_axes, filter_formats
-from cupyconv.problem import REAL_ITEMSIZE, ConvProblem
+from cupyconv.problem import REAL_ITEMSIZE, REAL_PART, ConvProblem
 
 DTYPES = tuple(REAL_ITEMSIZE)
 
@@ -512,8 +512,12 @@ def integer_data(problem: ConvProblem, seed: int = 0) -> Data:
     """Return small integers whose sums of products are exact in the dtype.
 
     Magnitudes are at most 8, so that values are also exact in TF32.  With very many terms, even -1,
-    0 and 1 are too large; then most of w or dy is zero.
+    0 and 1 are too large; then most of w or dy is zero.  Complex numbers have such parts.
     """
+    if problem.is_complex:
+        real = problem.replace(dtype=REAL_PART[problem.dtype])
+        parts = zip(*(vars(integer_data(real, seed + n)).values() for n in (0, 1)), strict=True)
+        return Data(*((re + 1j * im).astype(problem.dtype) for re, im in parts))
     numbers = np.random.default_rng(seed)
     limit = EXACT[problem.dtype] - 8  # the bias is at most 8
     taps = prod(problem.filter_sizes)

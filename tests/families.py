@@ -293,6 +293,22 @@ FAMILY_LAYERS: dict[str, FamilyLayers] = {
         edge_cases=PATCH_CASES,
         ieee_dtypes=("float16", "float64", "bfloat16"),
         ieee=(STEM, STEM.replace(stride=(2, 3))),
+        compiled=(
+            _layer(
+                "7x7", (32, 224, 224, 3), (7, 7, 3, 64), stride=2, padding=3, data_format="NHWC"
+            ),
+            _layer("two classes", (16, 3, 224, 224), (64, 3, 3, 3), padding=1),
+            _layer(
+                "element by element",
+                (32, 227, 227, 3),
+                (11, 11, 3, 96),
+                stride=4,
+                data_format="NHWC",
+            ),
+            _layer("few filters", (128, 1, 28, 28), (32, 1, 5, 5), padding=2),
+            _layer("volume", (8, 3, 16, 112, 112), (64, 3, 7, 7, 7), stride=(1, 2, 2), padding=3),
+            _layer("row", (8, 160000, 2), (10, 2, 512), stride=5, data_format="NWC"),
+        ),
         draw_channels=_patch_channels,
         passes=(PASSES[0], PASSES[2]),
         with_workspace=PASSES[2:],

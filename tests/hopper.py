@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from cupyconv import ConvProblem, formats
-from cupyconv.kernels import hopper
-from cupyconv.kernels.copies import copy_bytes, shape_of
 from cupyconv.kernels.family import Tile
-from cupyconv.kernels.hopper import cluster_splits_of, split_elements
-from cupyconv.planning import PassPlan, Plan
+from cupyconv.planning import Plan
 from cupyconv.planning.families import FAMILIES
 from tests import agreement, emulator
 from tests.agreement import fits, plan_with
@@ -65,17 +62,3 @@ def random_lines(count: int, seed: int) -> list[ConvProblem]:
             wide = first.replace(input_shape=x, filter_shape=w, dtype="float16")
             found.append(last_axes(wide)[len(found) % 2])
     return found
-
-
-def require_workspace(made: hopper.Staged, planned_: PassPlan) -> None:
-    """Require a workspace with the sums of splits that no cluster adds, and then the copies."""
-    size, planes, end = made.other.itemsize, made.other.planes, 0
-    if planned_.splits > cluster_splits_of(
-        made.problem, planned_.pass_, planned_.tile, planned_.splits
-    ):
-        sums = split_elements(made.problem, planned_.pass_, planned_.tile)
-        end = planned_.splits * sums * 4
-    for role, offset in made.copies:
-        assert offset == end
-        end += planes * copy_bytes(shape_of(made.problem, role), size)
-    assert end == planned_.workspace_bytes, planned_

@@ -261,27 +261,28 @@ def test_json_file_round_trips(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_load_rejects_another_version(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(suite().to_json() | {"schema": 7}))
-    with pytest.raises(ConvError, match=rf"format version {results.SCHEMA}: .* has version 7"):
-        results.load(path)
+FOREIGN = ("", "{}", "[]", "1", "no JSON", '{"a": 1}\n{"b": 2}', "\x00")
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", "1", "no JSON", '{"a": 1}\n{"b": 2}', "\x00"])
-def test_load_rejects_a_foreign_file(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        *((content, "has another format") for content in FOREIGN),
+        (
+            json.dumps(suite().to_json() | {"schema": 7}),
+            rf"format version {results.SCHEMA}: .* has version 7",
+        ),
+        (
+            json.dumps(suite().to_json()).replace('"microseconds"', '"minutes"', 1),
+            r"missing or invalid entry .*microseconds",
+        ),
+    ],
+    ids=[*map(repr, FOREIGN), "version", "damaged"],
+)
+def test_load_rejects_other_files(tmp_path, content, message):
     path = tmp_path / "a.json"
     path.write_text(content)
-    with pytest.raises(ConvError, match="has another format"):
-        results.load(path)
-
-
-def test_load_rejects_a_damaged_file(tmp_path):
-    path = tmp_path / "a.json"
-    content = suite().to_json()
-    del content["rows"][0]["microseconds"]
-    path.write_text(json.dumps(content))
-    with pytest.raises(ConvError, match=r"missing or invalid entry .*microseconds"):
+    with pytest.raises(ConvError, match=message):
         results.load(path)
 
 
@@ -398,63 +399,11 @@ def test_readme_table_uses_the_newest_gpu_run(folders, capsys):
     assert "\n\nOlder, 2026-10-20" in by_card
 
 
-def test_readme_table_uses_the_cpu_run(folders):
-    about = {
-        "device": "cpu",
-        "cpu": "Abacus",
-        "threads": 2,
-        "date": "2026-12-01 10:00 UTC",
-        "torch": "2.13.0",
-        "numpy": "2.5.0",
-        "cupy": "14.2.0",
-        "command": "cupyconv bench --minutes 40",
-        "commit": "0123abcd",
-        "load": 1.23,
-    }
-    options = {"layers": ["resnet50-03", "convnext-dw1", "over-2^31"]}
-    outcome = measured(*suite().rows, environment=about, options=options)
-    outcome.save(folders / "cpu" / "results" / "bench-cpu.json")
-    text = speed_table.table(folders, "cpu")
-    assert text.splitlines()[0] == (
-        "Abacus, 2 threads, 2026-12-01 (PyTorch 2.13.0, NumPy 2.5.0). Measured by `cupyconv bench "
-        "--minutes 40`, at commit 0123abcd, 2 of 3 layers."
-    )
-    assert "The load average was 1.23 on 2 threads" in text
-    assert report.busy({**about, "load": 0.9}) is None
-
-
 def test_readme_table_reports_missing_results():
     unfinished = suite()
     unfinished.finished = False
     assert "The run was interrupted" in speed_table.of_results(unfinished)
     assert "PyTorch was not measured" in speed_table.of_results(measured(ROW))
-
-
-def test_speed_table_separates_1d_layers_and_precisions(folders):
-    kinds = [("wavenet-d512", "conv1d"), ("causal-dw4", "depthwise"), ("resnet50-03", "dense")]
-    names = [("auto", 1.0), ("torch", 3.0), (speed_table.DETERMINISTIC, 6.0)]
-    for precision, name in speed_table.FILES.items():
-        rows = [
-            row(layer=layer, kind=kind, dtype="float32", precision=precision, implementation=impl,
-                microseconds=time, host_microseconds=30.0)
-            for layer, kind in kinds
-            for impl, time in names
-        ]  # fmt: skip
-        about = {"device": "gpu", "date": "2026-12-01", "limits": ["Free clocks."]}
-        measured(*rows, environment=about).save(folders / "gpu" / "results" / f"{name}sm_90a.json")
-    text = speed_table.table(folders, "gpu")
-    for meaning in ("TF32 forbidden in both", "TF32 in both", "bf16x6; TF32 forbidden in PyTorch"):
-        for group in ("dense (1)", "all but 1-D (1)", "1-D (2)"):
-            assert f"| float32, {meaning} | {group} | 3.00×" in text
-    assert "depthwise (1)" not in text.replace("all but 1-D, depthwise (1)", "")
-    assert "| deterministic cuDNN |" in text
-    assert "6.00×" in text
-    assert speed_table.APART in text
-    assert "Both libraries run with channels last." in text
-    assert "- Free clocks." in text
-    short = speed_table.summary(folders)
-    assert "| dense (1) |" not in short
-    assert "Free clocks" not in short
 
 
 # -- environment -----------------------------------------------------------------------------------

@@ -453,25 +453,6 @@ def test_concurrent_user_passes_give_the_same_results(allowed):
     assert not threads._process.helpers
 
 
-@pytest.mark.slow
-def test_sixteen_threads_give_the_same_results_for_a_minute():
-    calls = list(soak_calls())
-    until = time.monotonic() + 60
-
-    def compute_until(number: int) -> int:
-        done = 0
-        while time.monotonic() < until:
-            require_same(*calls[(number + done) % len(calls)])
-            done += 1
-        return done
-
-    with ThreadPoolExecutor(16) as users:
-        done = list(users.map(compute_until, range(16)))
-    assert min(done) > 0
-    assert not threads._process.passes
-    assert not threads._process.helpers
-
-
 def soak_calls() -> Iterator[tuple]:
     """Yield every pass of the layers by every method, with the expected result."""
     for problem in LAYERS.values():

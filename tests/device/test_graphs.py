@@ -33,11 +33,10 @@ from tests.configurations import (
     random_problem,
 )
 from tests.device import api, devices, graphs, machine
-from tests.device.test_driver_graphs import MODES
+from tests.device.test_driver import MODES
 from tests.device.test_memory import COMPUTED, POOLS, ROOMY, roomy
 from tests.device.test_order import ORDERS, split_layer
 from tests.families import FAMILY_LAYERS
-from tests.gpu.test_ways_in import whole_numbers
 
 
 @dataclass
@@ -107,7 +106,7 @@ def bias_call():
 def transpose_call():
     """Return a call with a conjugated filter and an input extended beyond its windows."""
     problem = cupyconv.ConvProblem((2, 3, 8), (4, 3, 2), dtype="complex64")
-    data = whole_numbers(problem)
+    data = integer_data(problem)
 
     def run(**arrays):
         return cupyconv.conv_transpose(stride=1, dilation=2, output_padding=1, **arrays)
@@ -118,7 +117,7 @@ def transpose_call():
 def adding_call():
     """Return a call with an addend whose elements are in another order than the result's."""
     problem = cupyconv.ConvProblem((2, 3, 8), (4, 3, 2), dtype="float16")
-    data = whole_numbers(problem)
+    data = integer_data(problem)
 
     def run(x, w, add, **more):
         return cupyconv.conv_forward(x, w, add=add.T, activation="relu", **more)

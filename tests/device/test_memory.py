@@ -21,7 +21,6 @@ from tests.device import machine, memory
 from tests.device.test_order import ORDERS, calls, on_device, split_layer
 from tests.families import FAMILY_LAYERS
 from tests.gpu.fixtures import as_a_new_process
-from tests.gpu.test_ways_in import whole_numbers
 
 POOLS = {
     "default": lambda: cupy.get_default_memory_pool().malloc,
@@ -172,7 +171,7 @@ def test_exhausted_memory_in_every_family(impl, pass_):
 def test_exhausted_memory_with_copied_operands():
     """The filter is conjugated and the input is extended beyond its windows."""
     problem = cupyconv.ConvProblem((2, 3, 8), (4, 3, 2), dtype="complex64")
-    data = whole_numbers(problem)
+    data = integer_data(problem)
     x, w = cupy.asarray(data.dy), cupy.asarray(data.w)
     rules = {"stride": 1, "dilation": 2, "output_padding": 1}
     exact = cupyconv.conv_transpose(data.dy, data.w, impl="reference", **rules)

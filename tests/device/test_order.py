@@ -221,20 +221,6 @@ def test_host_reads_wait_for_the_current_stream(order):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_memory_is_freed_after_its_kernels(order):
-    """Operands are dropped as soon as the call returns."""
-    problem = split_layer()
-    data = integer_data(problem)
-    with in_disorder(order):
-        for _ in range(3):
-            results = {
-                name: (call(), exact) for name, (call, exact) in calls(problem, data).items()
-            }
-            for name, (got, exact) in results.items():
-                require_equal(cupy.asnumpy(got), exact, name)
-
-
-@pytest.mark.parametrize("order", ORDERS)
 def test_measuring(order, own_cache, monkeypatch):
     monkeypatch.setattr(cupyconv, "benchmark", True)
     problem = split_layer()

@@ -20,9 +20,8 @@ from cupyconv.problem import PASSES
 from tests.agreement import compute, require_equal
 from tests.configurations import Data, integer_data
 from tests.device import graphs, machine, memory
-from tests.device.test_driver_graphs import MODES
+from tests.device.test_driver import MODES
 from tests.device.test_order import ORDERS
-from tests.gpu.test_ways_in import whole_numbers
 from tests.operations.test_host_cost import entered
 
 torch = pytest.importorskip("torch")
@@ -223,7 +222,7 @@ def test_workspace_comes_from_pytorch_stream(pass_, order, ordinal, pytorch):
 def test_operand_copies_come_from_pytorch(pytorch):
     """A transposed convolution with a bias conjugates and copies the filter."""
     problem = cupyconv.ConvProblem((2, 3, 8, 8), (4, 3, 3, 3), dtype="complex64")
-    data = whole_numbers(problem)
+    data = integer_data(problem)
     bias = np.arange(3).astype("complex64")
     with pytorch.stream:
         w, dy, b = (Tensor(separate_array(array)) for array in (data.w, data.dy, bias))

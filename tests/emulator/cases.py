@@ -237,10 +237,8 @@ def require_planned(
     problem: ConvProblem, plan: Plan, pass_: str, arch: str, precision: str
 ) -> None:
     """Require exact results of a planned pass."""
-    from tests.kernels import test_complex
-
-    require = test_complex.require_exact if problem.is_complex else agreement.require_exact
-    require(emulator, problem, passes=(pass_,), impl=plan, arch=arch, precision=precision)
+    how = {"impl": plan, "arch": arch, "precision": precision}
+    agreement.require_exact(emulator, problem, passes=(pass_,), **how)
 
 
 def _exact_with_addend(

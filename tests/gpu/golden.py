@@ -28,24 +28,11 @@ SWIZZLES = (0, 32, 64, 128)
 WGMMA_N = (8, 64, 128, 192, 256)
 
 COORDINATES = np.dtype([("at", np.int32, 5), ("tap", np.int32, 3)])
-WGMMA_OPERANDS = np.dtype(
-    [
-        (name, np.int32)
-        for name in (
-            "a_bytes",
-            "b_bytes",
-            "a_swizzle",
-            "b_swizzle",
-            "a_leading",
-            "a_stride",
-            "b_leading",
-            "b_stride",
-            "a_start",
-            "b_start",
-            "scale_d",
-        )
-    ]
+_FIELDS = (
+    *("a_bytes", "b_bytes", "a_swizzle", "b_swizzle", "a_leading", "a_stride"),
+    *("b_leading", "b_stride", "a_start", "b_start", "scale_d"),
 )
+WGMMA_OPERANDS = np.dtype([(name, np.int32) for name in _FIELDS])
 
 
 @dataclass(frozen=True)

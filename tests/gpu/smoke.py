@@ -16,7 +16,7 @@ from cupyconv import arrays, backends
 from cupyconv.checking import Operands, pass_function
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import PASSES, REAL_PART, ConvProblem
+from cupyconv.problem import PASSES, ConvProblem
 from tests import configurations
 from tests.agreement import fits, require_equal
 from tests.configurations import Case, in_formats
@@ -109,16 +109,6 @@ def described(problem: ConvProblem) -> dict[str, Any]:
     return {**shapes, **problem.keywords, "dtype": problem.dtype}
 
 
-def operands(problem: ConvProblem) -> Operands:
-    """Return integers whose sums are exact, in both parts of complex numbers."""
-    real = problem.replace(dtype=REAL_PART.get(problem.dtype, problem.dtype))
-    parts = [configurations.integer_data(real, seed) for seed in range(1 + problem.is_complex)]
-    tensors = zip(*((part.x, part.w, part.dy) for part in parts), strict=True)
-    if problem.is_complex:
-        return Operands(*((re + 1j * im).astype(problem.dtype) for re, im in tensors))
-    return Operands(*(array for (array,) in tensors))
-
-
 def run(case: dict[str, Any]) -> dict[str, Any]:
     """Compute a case on the current device and compare every element with the reference.
 
@@ -129,7 +119,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     if _edges and on_gpu:
         arrays.cupy().cuda.set_allocator(None)  # a pool would hide accesses beyond an array
     problem = ConvProblem(**case["problem"])
-    host = operands(problem)
+    data = configurations.integer_data(problem)
+    host = Operands(data.x, data.w, data.dy)
     there = host
     if on_gpu:
         there = Operands(*map(arrays.cupy().asarray, (host.x, host.w, host.dy)))

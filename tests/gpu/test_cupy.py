@@ -200,15 +200,6 @@ def test_results_are_bitwise_the_same_on_every_run():
     assert len(runs) == 1
 
 
-def test_results_come_from_the_memory_pool():
-    x, w, _, problem = layer()
-    pool = cupy.get_default_memory_pool()
-    before = pool.used_bytes()
-    y = cupyconv.conv_forward(x, w, **LAYER)
-    assert pool.used_bytes() - before >= y.nbytes
-    assert y.shape == problem.output_shape
-
-
 @pytest.mark.slow
 def test_measured_times_do_not_contain_the_hosts():
     """The host takes 2 ms per call, and the device far less."""
@@ -249,17 +240,6 @@ def test_first_call_takes_less_than_2_s_cold_and_50_ms_warm(tmp_path):
     print(f"first call: {cold * 1e3:.0f} ms with a cold cache, {warm * 1e3:.0f} ms with a warm one")
     assert cold < 2
     assert warm < 0.05
-
-
-def test_views_are_read_and_written_in_place():
-    x, w, _, problem = layer()
-    wide = cupy.zeros((*X[:-1], 2 * X[-1]), "float32")
-    wide[..., ::-2] = x
-    buffer = cupy.full((*problem.output_shape[:-1], 2 * problem.output_shape[-1]), 7, "float32")
-    cupyconv.conv_forward(wide[..., ::-2], w, out=buffer[..., ::2], **LAYER)
-    expected = cupyconv.conv_forward(x, w, **LAYER)
-    assert (buffer[..., ::2] == expected).all()
-    assert (buffer[..., 1::2] == 7).all()
 
 
 def test_bias_gradient_is_the_sum_over_pixels():

@@ -120,36 +120,3 @@ def test_compiling_leaves_the_callers_locale_alone(oldest, tmp_path):
     """The oldest compiler sets its thread's locale to one whose text encoding is ASCII."""
     before, during, after = compilers.oldest()(_encodings, tmp_path)  # a new process
     assert during != before == after == "UTF-8"
-
-
-# A generic lambda, as conv_gather.cu once had: only compilers from 13.2 on accept it.
-GENERIC = """
-template <class Use> __device__ void each(Use use) {
-  float value = 2;
-  use(1, value);
-}
-extern "C" __global__ void kernel(float* out) {
-  each([&](int i, auto& value) { out[i] = value; });
-}
-"""
-SPILLING = """
-extern "C" __global__ void __launch_bounds__(1024, 2) kernel(float* out, int n) {
-  float held[64];
-#pragma unroll
-  for (int i = 0; i < 64; ++i) held[i] = out[i * n];
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 64; ++i) out[i * n + 1] = held[63 - i] * held[i];
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"), [(GENERIC, "is considered a host function"), (SPILLING, "spill")]
-)
-def test_what_is_wrong_is_told(oldest, text, fault):
-    source = KernelSource("kernel.cu", text, ())
-    compiler.compile_cubin(source, {}, "sm_80")  # the newest compiler accepts the source
-    (found,) = compilers.faults(oldest, [("wrong", (source, {}, "sm_80"))])
-    assert found.startswith("wrong {}:")
-    assert fault in found

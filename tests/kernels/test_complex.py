@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 import cupyconv
-from cupyconv import ConvError, ConvProblem, ConvTypeError, calls
-from cupyconv.cpu import choice
-from cupyconv.planning import Device, plan_pass
+from cupyconv import ConvError, ConvProblem, ConvTypeError
+from cupyconv.planning import Device
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES, REAL_PART
 from tests import agreement, emulator
-from tests.agreement import fits
+from tests.agreement import fits, wide_definition
 from tests.configurations import (
     CASES,
     FAMILY_CASES,
@@ -28,44 +27,11 @@ DTYPES = tuple(REAL_PART)
 IMPLEMENTATIONS = ("reference", "numpy")
 
 
-def gaussian_integers(problem):
-    """Return x, w, dy and bias of small Gaussian integers."""
-    real = problem.replace(dtype=REAL_PART[problem.dtype])
-    parts = zip(*(vars(integer_data(real, seed)).values() for seed in (0, 1)), strict=True)
-    return Data(*((re + 1j * im).astype(problem.dtype) for re, im in parts))
-
-
-def by_four_real_passes(problem, pass_, data):
-    """Compute a complex pass from four real passes in float64."""
-    real = problem.replace(dtype="float64")
-    parts = [
-        [getattr(a, part).astype("float64") for a in (data.x, data.w, data.dy, data.bias)]
-        for part in ("real", "imag")
-    ]
-
-    def run(first, second):
-        x, w, dy = (parts[first][0], parts[second][1], parts[first][2])
-        if pass_ == "backprop_filter":
-            x = parts[second][0]
-        if pass_ == "forward":
-            return cupyconv.conv_forward(x, w, impl="reference", **real.keywords)
-        mixed = Data(x, w, dy, parts[0][3])
-        return agreement.compute(cupyconv, pass_, real, mixed, impl="reference")
-
-    # The forward pass multiplies x by w; the gradients multiply dy by the conjugate of w or x.
-    sign = 1 if pass_ == "forward" else -1
-    result = run(0, 0) - sign * run(1, 1) + 1j * (run(1, 0) + sign * run(0, 1))
-    if pass_ == "forward":
-        shape = [-1 if axis == problem.data_axes[1] else 1 for axis in range(result.ndim)]
-        result = result + data.bias.reshape(shape)
-    return result
-
-
 def require_exact(api, problem, impl="auto", passes=PASSES, **more):
-    data = gaussian_integers(problem)
+    data = integer_data(problem)
     for pass_ in passes:
         got = agreement.compute(api, pass_, problem, data, impl=impl, **more)
-        expected = by_four_real_passes(problem, pass_, data)
+        expected = wide_definition(problem, pass_, data)
         assert got.dtype == problem.dtype
         np.testing.assert_array_equal(got, expected, f"{pass_} of {problem} by {impl}")
 
@@ -87,10 +53,10 @@ def test_strides_may_be_odd_multiples_of_half_a_number(dtype):
     for problem in (test_cpu.DEPTHWISE, test_cpu.DENSE):
         small = problem.replace(input_shape=(2, 40, 7, 6), dtype=dtype)
         for problem in (small, *test_cpu.channels_last(small)):
-            data = gaussian_integers(problem)
+            data = integer_data(problem)
             in_records = Data(*map(among_others, vars(data).values()))
             for pass_, method in test_cpu.methods(problem):
-                expected = by_four_real_passes(problem, pass_, data)
+                expected = wide_definition(problem, pass_, data)
                 out = among_others(np.full(expected.shape, 3, dtype))
                 impl = test_cpu.by_method(problem, pass_, method)
                 agreement.compute(cupyconv, pass_, problem, in_records, impl=impl, out=out)
@@ -108,27 +74,6 @@ def among_others(numbers):
     records = np.zeros(numbers.shape[:-1], [row, ("other", numbers.real.dtype)])
     records["row"] = numbers
     return records["row"]
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("pass_", PASSES)
-def test_numpy_methods_are_exact_on_complex_numbers(pass_):
-    methods = set()
-    for problem in (*(case.problem for case in (*CASES, *FAMILY_CASES)), *random_problems(40)):
-        problem = problem.replace(dtype="complex64")
-        data = gaussian_integers(problem)
-        expected = by_four_real_passes(problem, pass_, data)
-        for method in choice.methods(problem, pass_):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(choice, "methods", lambda *_, method=method: (method,))
-                plan_pass.cache_clear()
-                calls.forget()
-                got = agreement.compute(cupyconv, pass_, problem, data, impl="numpy")
-            np.testing.assert_array_equal(got, expected, f"{method.name} of {problem}")
-            methods.add(method.name)
-    plan_pass.cache_clear()
-    calls.forget()
-    assert methods >= {"products", "loops"}
 
 
 # -- other libraries -------------------------------------------------------------------------------
@@ -207,7 +152,7 @@ def test_transposed_convolution_does_not_conjugate(dtype):
         problem = ConvProblem(
             (2, 4, 6, 7), (6, 4 // groups, 3, 2), groups=groups, stride=stride, dtype=dtype
         )
-        data = gaussian_integers(problem)
+        data = integer_data(problem)
         bias = data.x[0, :, 0, 0]
         x, w, b = (torch.from_numpy(np.ascontiguousarray(a)) for a in (data.dy, data.w, bias))
         conv = torch.nn.functional.conv_transpose2d
@@ -233,7 +178,7 @@ def test_adjoint_identity_holds():
     """<conv(x, w), dy> = <x, dx> = <w, dw>, with an inner product that conjugates one side."""
     for problem in random_problems(40, seed=8):
         problem = problem.replace(dtype="complex128")
-        data = gaussian_integers(problem)
+        data = integer_data(problem)
         arguments = problem.keywords
         y = cupyconv.conv_forward(data.x, data.w, **arguments)
         grads = cupyconv.conv_backward(data.x, data.w, data.dy, **arguments)
@@ -258,7 +203,7 @@ def test_huge_imaginary_part_keeps_the_real_part_exact():
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_nan_and_infinity_reach_only_windows_that_read_them(impl):
     problem = ConvProblem((1, 2, 7, 7), (3, 2, 3, 3), stride=2, padding=1, dtype="complex64")
-    data = gaussian_integers(problem)
+    data = integer_data(problem)
     clean = cupyconv.conv_forward(data.x, data.w, impl=impl, **problem.keywords)
     for special in (complex(np.nan, 0), complex(0, np.inf), complex(np.inf, np.nan)):
         data.x[0, 1, 4, 4] = special
@@ -272,19 +217,10 @@ def test_nan_and_infinity_reach_only_windows_that_read_them(impl):
 # -- kernels ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_kernels_are_exact_on_gaussian_integers(dtype):
-    for number, case in enumerate((*CASES[::3], *FAMILY_CASES[:6:2])):
-        formats = all_formats(case.problem.replace(dtype=dtype))
-        with emulator.settings(emulator.SCHEDULES[number % 3]):
-            require_exact(emulator, formats[number % len(formats)], "cuda-generic")
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bias_and_transpose_kernels_accept_complex_numbers(dtype):
     problem = ConvProblem((2, 4, 5, 6), (6, 2, 3, 2), groups=2, stride=2, dtype=dtype)
-    data = gaussian_integers(problem)
+    data = integer_data(problem)
     np.testing.assert_array_equal(
         emulator.conv_backprop_bias(data.dy), cupyconv.conv_backprop_bias(data.dy)
     )
@@ -311,10 +247,10 @@ def test_kernels_accept_views_and_reversed_filters():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_accept_numbers_aligned_to_half_their_size(dtype, source):
     for problem in all_formats(ConvProblem((2, 4, 5, 6), (6, 2, 3, 2), groups=2, dtype=dtype))[::3]:
-        data = Data(*map(between_two, vars(gaussian_integers(problem)).values()))
+        data = Data(*map(between_two, vars(integer_data(problem)).values()))
         with emulator.settings(source=source):
             for pass_ in PASSES:
-                expected = by_four_real_passes(problem, pass_, data)
+                expected = wide_definition(problem, pass_, data)
                 out = between_two(np.full(expected.shape, 3, dtype))
                 agreement.compute(emulator, pass_, problem, data, out=out)
                 np.testing.assert_array_equal(out, expected, pass_)

@@ -16,12 +16,12 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.kernels import hopper
-from cupyconv.kernels.family import Choices, Tile
+from cupyconv.kernels.family import Choices
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.problem import PASSES
 from tests import agreement, emulator, launches
 from tests.agreement import compute, fits, plan_with
-from tests.configurations import HOPPER_CASES, Case, Data, in_formats, integer_data, random_data
+from tests.configurations import HOPPER_CASES, Data, in_formats, integer_data, random_data
 from tests.hopper import (
     ARCH,
     BY_PLANES,
@@ -38,28 +38,19 @@ pytestmark = pytest.mark.costly
 IN_TURN = tuple(zip(HOPPER_CASES, cycle(WIDE)))
 """Every edge case with a tile, and every tile, since there are more cases than tiles."""
 
-each_case = pytest.mark.parametrize(
+
+@pytest.mark.parametrize("other", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
     ("number", "case", "tile"),
     [pytest.param(number, *one, id=one[0].name) for number, one in enumerate(IN_TURN)],
 )
-
-
-def run_case(number: int, case: Case, tile: Tile, turn: int) -> tuple[str, ...]:
+def test_edge_cases_are_exact(number, case, tile, other):
+    """Each case is run in one of two formats; the other takes the slow tests."""
+    turn = (number + other) % 2
     problem = last_axes(case.problem)[turn]
     problem = problem.replace(dtype="bfloat16" if number % 4 == 3 else "float16")
     with emulator.settings(emulator.SCHEDULES[(number + turn) % 3]):
-        return require_exact(problem, tile=tile, splits=(1, 3, 1, 9)[number % 4])
-
-
-@each_case
-def test_edge_cases_are_exact(number, case, tile):
-    assert run_case(number, case, tile, turn=number % 2) == PASSES
-
-
-@pytest.mark.slow
-@each_case
-def test_edge_cases_are_exact_in_the_other_format(number, case, tile):
-    assert run_case(number, case, tile, turn=1 - number % 2) == PASSES
+        assert require_exact(problem, tile=tile, splits=(1, 3, 1, 9)[number % 4]) == PASSES
 
 
 def test_edge_cases_take_every_tile():
@@ -81,15 +72,21 @@ def test_splits_may_have_one_step_or_none(splits):
     agreement.require_exact(emulator, problem, impl=chosen, arch=ARCH, passes=("forward",))
 
 
+KINDS = {
+    "float16": ("cuda-hopper", "float16", "ieee"),
+    "bfloat16": ("cuda-hopper", "bfloat16", "ieee"),
+    "tf32": ("cuda-hopper", "float32", "tf32"),
+    "planes": (PLANES.name, "float32", "bf16x6"),
+}
+"""Family, dtype and precision, keyed by kind of operands."""
+
+
 @pytest.mark.parametrize("pass_", ["forward", "backprop_filter"])
 def test_clusters_add_splits_to_the_bits_of_the_second_launch(pass_, monkeypatch):
     """Both add the splits in order.  All runs have the same bits."""
     problem = last_axes(ConvProblem((2, 32, 12, 9), (72, 32, 3, 3), padding=1))[0]
-    device, (impl, _, precision), data = (
-        emulator.device(ARCH),
-        OTHER_TYPES["tf32"],
-        random_data(problem),
-    )
+    device, data = emulator.device(ARCH), random_data(problem)
+    impl, _, precision = KINDS["tf32"]
     for tile in (1, 5):
         results = []
         for turn, most in enumerate((8, 8, 1)):
@@ -103,31 +100,6 @@ def test_clusters_add_splits_to_the_bits_of_the_second_launch(pass_, monkeypatch
                 how = {"impl": plan, "arch": ARCH, "precision": precision}
                 results.append(compute(emulator, pass_, problem, data, **how))
         assert all((one == results[0]).all() for one in results)
-
-
-@pytest.mark.thorough
-def test_random_layers_are_exact():
-    """Few layers are tested, because each rank needs separately compiled kernels."""
-    ran = 0
-    for number, problem in enumerate(random_lines(32, seed=3)):
-        with emulator.settings(emulator.SCHEDULES[number % 3]):
-            ran += len(require_exact(problem))
-    assert ran >= 20
-
-
-@pytest.mark.slow
-def test_more_random_layers_are_exact():
-    for number, problem in enumerate(random_lines(200, seed=4)):
-        with emulator.settings(emulator.SCHEDULES[number % 3]):
-            require_exact(problem, tile=number)
-
-
-OTHER_TYPES = {
-    "bfloat16": ("cuda-hopper", "bfloat16", "ieee"),
-    "tf32": ("cuda-hopper", "float32", "tf32"),
-    "planes": (PLANES.name, "float32", "bf16x6"),
-}
-"""Family, dtype and precision, keyed by kind of operands."""
 
 
 def long_integers(problem: ConvProblem, pass_: str, share: int) -> Data:
@@ -158,11 +130,14 @@ def long_integers(problem: ConvProblem, pass_: str, share: int) -> Data:
     )
 
 
-def require_random(kind: str, count: int, seed: int) -> int:
-    """Require exact results for random problems, and return the number of passes run."""
-    impl, dtype, precision = OTHER_TYPES[kind]
+@pytest.mark.thorough
+@pytest.mark.parametrize("count", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_layers_are_exact(kind, count):
+    """Few layers are tested, because each needs separately compiled kernels."""
+    impl, dtype, precision = KINDS[kind]
     ran = 0
-    for number, random in enumerate(random_lines(8 * count, seed=seed)[:count]):
+    for number, random in enumerate(random_lines(8 * count, seed=7)[:count]):
         problem = random.replace(dtype=dtype)
         choices = {"tile": number, "splits": 1 + 2 * (number % 2)}
         with emulator.settings(emulator.SCHEDULES[number % 3]):
@@ -179,20 +154,7 @@ def require_random(kind: str, count: int, seed: int) -> int:
                 expected = compute(cupyconv, pass_, problem, data, impl="reference")
                 assert np.array_equal(got, expected), f"{pass_} of {problem}"
         ran += len(passes)
-    return ran
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", OTHER_TYPES)
-def test_random_layers_of_other_dtypes_are_exact(kind):
-    """Few layers are tested, because each needs separately compiled kernels."""
-    assert require_random(kind, 3, seed=7) >= 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", OTHER_TYPES)
-def test_more_random_layers_of_other_dtypes_are_exact(kind):
-    assert require_random(kind, 60, seed=8) >= 80
+    assert ran >= 4 * count / 3
 
 
 # (groups, channels per group, filters per group): the supported passes, which sum over whole lines

@@ -12,7 +12,7 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.errors import ConvError
-from cupyconv.planning import Device, Plan, Request, plan, plan_pass
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.problem import PASSES
 from tests import emulator, views
 from tests.agreement import compute, plan_with
@@ -32,38 +32,36 @@ BAND_CASES = (
 )
 
 
-def float_cases(tiles, names=FLOAT_CASES):
-    """Return a decorator that gives each case a number and one of the tiles, in turn."""
-    by_name = {case.name: case.problem for case in HOPPER_CASES}
-    cases = [
-        pytest.param(number, by_name[name], tile, id=name)
+RUNS = (
+    ("tf32", SINGLE, PASSES[:2], FLOAT_CASES, last_axes),
+    ("tf32", BANDS, PASSES[2:], BAND_CASES, all_formats),
+    ("bf16x6", PLANES.tiles, PASSES, FLOAT_CASES, last_axes),
+)
+"""Precision, tiles in turn, passes, cases, and memory orders in turn.
+
+wgmma needs tf32 operands that are contiguous along k; other operands are copied.  Filter gradients
+in tf32 read copies of x and dy with images and bands of rows last.
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "tile", "precision", "passes", "orders"),
+    [
+        pytest.param(
+            *(number, name, tile, precision, passes, orders),
+            id=f"{precision}-{'-'.join(passes)}-{name}",
+            marks=pytest.mark.thorough if precision == "bf16x6" else (),
+        )
+        for precision, tiles, passes, names, orders in RUNS
         for number, (name, tile) in enumerate(zip(names, cycle(tiles)))
-    ]
-    return pytest.mark.parametrize(("number", "problem", "tile"), cases)
-
-
-@float_cases(SINGLE)
-def test_tf32_is_exact_on_integers(number, problem, tile):
-    """wgmma needs tf32 operands that are contiguous along k; other operands are copied."""
-    problem = last_axes(problem)[number % 2]
+    ],
+)
+def test_edge_cases_are_exact(number, name, tile, precision, passes, orders):
+    every = orders(next(case.problem for case in HOPPER_CASES if case.name == name))
+    impl = PLANES.name if precision == "bf16x6" else "cuda-hopper"
+    choices = {"tile": tile, "splits": 1 + 2 * (number % 2)}
     with emulator.settings(emulator.SCHEDULES[number % 3]):
-        require_exact(
-            problem, precision="tf32", passes=PASSES[:2], tile=tile, splits=1 + 2 * (number % 2)
-        )
-
-
-@float_cases(BANDS, BAND_CASES)
-def test_tf32_filter_gradients_are_exact_on_integers(number, problem, tile):
-    """x and dy of any memory order are copied with images and bands of rows last."""
-    orders = all_formats(problem)
-    with emulator.settings(emulator.SCHEDULES[number % 3]):
-        require_exact(
-            orders[number % len(orders)],
-            precision="tf32",
-            passes=PASSES[2:],
-            tile=tile,
-            splits=1 + 2 * (number % 2),
-        )
+        require_exact(every[number % len(every)], impl, precision, passes, **choices)
 
 
 @pytest.mark.parametrize(("decades", "splits"), [(0, 1), (4, 3)])
@@ -111,11 +109,7 @@ def test_bands_may_contain_only_padding():
 def test_bands_of_any_view_are_exact(data_format):
     problem = in_formats(ConvProblem((3, 6, 6, 5), (4, 6, 3, 2), padding=1), data_format, "OHWI")
     for kind in views.KINDS:
-        kinds = {
-            role: kind
-            for role in views.OPERANDS["backprop_filter"]
-            if views.suits(problem, "backprop_filter", role, kind)
-        }
+        kinds = views.named(problem, "backprop_filter", kind.name)
         views.require_exact(emulator, problem, "backprop_filter", kinds, **BY_TF32)
 
 
@@ -133,14 +127,6 @@ def test_bands_read_no_other_values():
     np.testing.assert_array_equal(got, expected)
     assert 0 < np.isnan(got).sum() < got.size
     assert np.isinf(got).any()
-
-
-@pytest.mark.thorough
-@float_cases(PLANES.tiles)
-def test_planes_are_exact_on_edge_cases(number, problem, tile):
-    problem, splits = last_axes(problem)[number % 2], 1 + 2 * (number % 2)
-    with emulator.settings(emulator.SCHEDULES[number % 3]):
-        assert require_exact(problem, PLANES.name, "bf16x6", tile=tile, splits=splits) == PASSES
 
 
 def test_planes_take_every_tile():
@@ -216,16 +202,3 @@ def test_planes_are_planned_only_for_bf16x6():
         asked = Request(problem, pass_, device, "bf16x6")
         assert PLANES.refuses(asked) is None
         assert "workspace" in PLANES.refuses(replace(asked, workspace_limit=1000))
-
-
-def test_plans_with_planes_are_replayed_only_if_permitted():
-    problem, device = last_axes(HOPPER_CASES[0].problem)[0], Device.of(ARCH)
-    kept = Plan.from_json(plan(problem, device, PLANES.name, "bf16x6").to_json())
-    request = Request(problem, "forward", device)
-    assert kept.replay(replace(request, precision="bf16x6")).implementation == PLANES.name
-    for precision in ("ieee", "tf32"):
-        with pytest.raises(ConvError, match="Pass precision='bf16x6'"):
-            kept.replay(replace(request, precision=precision))
-    unsaid = kept.to_json().replace('"precision": "bf16x6"', '"precision": "ieee"')
-    with pytest.raises(ConvError, match="which only precision='bf16x6' permits"):
-        Plan.from_json(unsaid)

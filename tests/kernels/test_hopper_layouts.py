@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.kernels import hopper
 from cupyconv.kernels.copies import ROLES_OF
-from cupyconv.kernels.family import Choices
 from cupyconv.kernels.hopper import is_planar, layout_of, layouts
-from cupyconv.kernels.strides import Strides, element_strides
-from cupyconv.planning import Device, PassPlan, Request, plan, plan_pass
+from cupyconv.kernels.strides import Strides
+from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.problem import PASSES
 from tests import emulator
-from tests.agreement import compute, fits, plan_with
+from tests.agreement import compute, plan_with
 from tests.configurations import HOPPER_CASES, all_formats, in_formats, integer_data
 from tests.hopper import (
     ARCH,
     FAMILY,
     PLANAR,
-    PLANES,
     WIDE,
     last_axes,
     require_exact,
-    require_workspace,
 )
-from tests.views import BY_NAME, KINDS, named, strides_of
+from tests.views import BY_NAME, named, strides_of
 from tests.views import require_exact as require_exact_on_views
 
 pytestmark = pytest.mark.costly
@@ -150,31 +146,6 @@ def test_channels_first_images_are_read_in_place():
             assert planar(crop, "forward", **changes) == reads
 
 
-def test_plan_reports_copies_of_operands():
-    rows = ConvProblem((32, 64, 56, 56), (64, 64, 3, 1), padding=(1, 0), dtype="float16")
-    short = rows.replace(input_shape=(32, 64, 28, 28))
-    for problem, precision, said in (
-        (rows, "ieee", ("w copied with channels last", "w copied with channels last", "")),
-        (
-            short,
-            "ieee",
-            tuple(
-                f"{roles} copied with channels last"
-                for roles in ("x and w", "dy and w", "x and dy")
-            ),
-        ),
-        (
-            in_formats(short.replace(dtype="float32"), "NHWC", "OHWI"),
-            "bf16x6",
-            tuple(f"{roles} split into planes" for roles in ("x and w", "dy and w", "x and dy")),
-        ),
-    ):
-        family = FAMILY if precision == "ieee" else PLANES
-        planned_passes = plan(problem, "sm_90a", family.name, precision)
-        for one, words in zip(planned_passes, said, strict=True):
-            assert one.reason.endswith(f"; before it, {words}" if words else family.summary)
-
-
 def test_channels_first_rows_are_read_in_place():
     """Rows are read in place if taps are aligned to 16 bytes and lines waste few pixels."""
     rows = ConvProblem((2, 64, 4, 56), (64, 64, 3, 1), padding=(1, 0), dtype="float16")
@@ -246,18 +217,6 @@ def test_padding_pixels_of_a_line_do_not_contribute(name):
     assert 0 < np.isnan(got[:, 1]).sum() < got[:, 1].size
 
 
-@pytest.mark.parametrize(
-    "change", [lambda x: x[..., ::2], lambda x: x[:, :, ::-1, ::2]], ids=["gaps", "backwards"]
-)
-def test_memory_that_tma_cannot_read_is_copied(change):
-    problem = last_axes(HOPPER_CASES[2].problem.replace(dtype="float16"))[0]
-    data = integer_data(problem)
-    x = change(np.repeat(data.x, 2, axis=3))
-    arguments = problem.keywords
-    got = emulator.conv_forward(x, data.w, impl="cuda-hopper", arch=ARCH, **arguments)
-    assert (got == cupyconv.conv_forward(x, data.w, impl="reference", **arguments)).all()
-
-
 def test_only_unreadable_operands_are_copied():
     problem = HOPPER_CASES[0].problem.replace(dtype="float16")
     wanted = {
@@ -281,26 +240,6 @@ def test_only_unreadable_operands_are_copied():
         assert layout(problem, pass_, Strides(x, w, y)).copied == ()
         unaligned = Strides(x, w, y, alignment=8)
         assert layout(problem, pass_, unaligned).copied == ROLES_OF[pass_][:-1]
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_views_that_tma_cannot_read_are_copied(kind):
-    """Views with negative or zero strides, or overlapping elements, are copied."""
-    problem = in_formats(HOPPER_CASES[0].problem, "NHWC", "OHWI").replace(dtype="float16")
-    contiguous = Strides.contiguous(problem)
-    shapes = {"x": problem.input_shape, "w": problem.filter_shape, "y": problem.output_shape}
-    for role, shape in shapes.items():
-        axes = problem.filter_axes if role == "w" else problem.data_axes
-        view = kind.of(np.zeros(shape, np.float16), axes)
-        strides = replace(contiguous, **{role: element_strides(view)})
-        for pass_ in PASSES:
-            copied = layout(problem, pass_, strides).copied
-            if role == ROLES_OF[pass_][-1]:
-                assert copied == ()
-            elif kind.shares or kind.name.startswith("reversed"):
-                assert copied == (role,)
-            elif kind.name == "inside" and role == "x":  # other operands may need to be matrices
-                assert copied == ()
 
 
 def test_copies_of_16_bit_types_have_no_bank_conflicts():
@@ -336,19 +275,3 @@ def test_images_are_copied_only_if_that_is_faster():
     planned = plan_pass(Request(deep, "backprop_input", device, "ieee", of_filter), "cuda-hopper")
     assert planned.tile in PLANAR
     assert planned.workspace_bytes == of_filter
-
-
-def test_workspace_size_equals_its_contents():
-    rows = all_formats(ConvProblem((2, 64, 4, 56), (24, 64, 3, 3), padding=1, dtype="float16"))
-    one_channel = ConvProblem((1, 1, 16, 60), (1, 1, 7, 7), padding=3)
-    for problem, family, precision in (
-        *((problem, FAMILY, "ieee") for problem in rows),
-        (one_channel, FAMILY, "tf32"),
-        (one_channel, PLANES, "bf16x6"),
-    ):
-        for pass_ in fits(problem, family.name, ARCH, precision):
-            request = Request(problem, pass_, Device.of(ARCH), precision)
-            for one in family.candidates(request):
-                choices = {field.name: getattr(one, field.name) for field in fields(Choices)}
-                planned = PassPlan(pass_, family.name, "", **choices)
-                require_workspace(hopper.stage(request, planned), planned)

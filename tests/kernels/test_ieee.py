@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -23,9 +22,9 @@ from cupyconv.cpu import choice, loops
 from cupyconv.planning import Request
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import ranked_candidates
-from cupyconv.problem import PASSES, ConvAxis
+from cupyconv.problem import PASSES
 from tests import agreement, emulator
-from tests.agreement import fits, plain_sums
+from tests.agreement import RESULT, definition, fits, plain_sums
 from tests.configurations import Data, integer_data, random_data
 from tests.cpu import test_cpu
 from tests.families import FAMILY_LAYERS
@@ -34,9 +33,6 @@ pytestmark = pytest.mark.costly
 
 OPERANDS = {"forward": ("x", "w"), "backprop_input": ("dy", "w"), "backprop_filter": ("x", "dy")}
 """Operands of a pass; the padded operand is first."""
-
-RESULT = {"forward": "dy", "backprop_input": "x", "backprop_filter": "w"}
-"""Tensor with the shape of a pass's result."""
 
 OUTLIERS = {
     "float16": (2.0**12,),
@@ -78,42 +74,6 @@ class Subject:
 
 
 # -- the definition --------------------------------------------------------------------------------
-
-
-def definition(problem: ConvProblem, pass_: str, data: Data) -> np.ndarray:
-    """Compute a pass by its definition, on numbers of float64 or more precision."""
-    result = np.zeros_like(vars(data)[RESULT[pass_]])
-    tensors = replace(data, **{RESULT[pass_]: result})
-    x, dy = (array.transpose(problem.data_axes) for array in (tensors.x, tensors.dy))
-    w = tensors.w.transpose(problem.filter_axes)
-    channels, filters = problem.C // problem.groups, problem.K // problem.groups
-    for group, tap in product(range(problem.groups), np.ndindex(*problem.filter_sizes)):
-        read = [
-            [(p, h) for p in range(axis.output) if 0 <= (h := _place(axis, p, t)) < axis.input]
-            for axis, t in zip(problem.axes, tap, strict=True)
-        ]
-        if not all(read):
-            continue
-        at_p, at_h = (
-            (..., *np.ix_(*places))
-            for places in zip(*(zip(*pairs, strict=True) for pairs in read), strict=True)
-        )
-        x_group = x[:, group * channels : (group + 1) * channels]
-        dy_group = dy[:, group * filters : (group + 1) * filters]
-        w_tap = w[(slice(group * filters, (group + 1) * filters), slice(None), *tap)]
-        if pass_ == "forward":
-            dy_group[at_p] += np.einsum("nc...,kc->nk...", x_group[at_h], w_tap)
-        elif pass_ == "backprop_input":
-            x_group[at_h] += np.einsum("nk...,kc->nc...", dy_group[at_p], w_tap.conj())
-        else:
-            w_tap[...] = np.einsum("nk...,nc...->kc...", dy_group[at_p], x_group[at_h].conj()).sum(
-                axis=tuple(range(2, w.ndim))
-            )
-    return result
-
-
-def _place(axis: ConvAxis, output: int, tap: int) -> int:
-    return output * axis.stride - axis.pad_before + tap * axis.dilation
 
 
 def readers(problem: ConvProblem, pass_: str, role: str, place: tuple[int, ...]) -> np.ndarray:

@@ -15,27 +15,29 @@ from cupyconv.kernels.bias import prepare_bias
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import PASSES
+from cupyconv.problem import ITEMSIZE, PASSES
 from tests import agreement, emulator, launches
-from tests.agreement import fits, plan_with_tiling, plan_without_copies
+from tests.agreement import fits, plan_with_tiling, plan_without_copies, to_tf32
 from tests.configurations import (
     CASES,
     DIRECT_CASES,
     DTYPES,
     FAMILY_CASES,
     PATCH_CASES,
+    TOEPLITZ_CASES,
     Data,
     all_formats,
     in_formats,
     integer_data,
     random_data,
-    random_problems,
 )
 from tests.emulator import convolutions, memory
 from tests.emulator.cases import require_activations
+from tests.families import FAMILY_LAYERS
 
 pytestmark = pytest.mark.costly
 
+SOME_CASES = (*CASES[::4], *FAMILY_CASES[::3])
 SCHEDULES = dict(zip(("first-in", "reverse", "random"), emulator.SCHEDULES, strict=True))
 
 
@@ -53,7 +55,7 @@ def require_exact(problem, impl, arch="sm_80", precision="tf32", plan=None, **mo
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ITEMSIZE)
 def test_cuda_generic_is_exact_on_every_case(dtype, schedule):
     with emulator.settings(SCHEDULES[schedule]):
         for case in CASES:
@@ -163,11 +165,46 @@ def test_cuda_direct_is_exact_in_other_dtypes(dtype):
             require_exact(case.problem.replace(dtype=dtype), "cuda-direct")
 
 
+OTHER_CASES = [
+    pytest.param(impl, number, case.problem, id=f"{impl}-{case.name}")
+    for impl in ("cuda-patch", "cuda-toeplitz")
+    for number, case in enumerate(FAMILY_LAYERS[impl].edge_cases)
+    if case.name not in {name for name, *_ in FAMILY_LAYERS[impl].emulated}
+]
+"""Edge cases that tests/emulator/cases.py lacks."""
+
+
+@pytest.mark.parametrize(("impl", "number", "problem"), OTHER_CASES)
+def test_other_edge_cases_are_exact(impl, number, problem):
+    """Each case is run in one of six formats and one of two dtypes."""
+    formats = all_formats(problem.replace(dtype=("float16", "bfloat16")[number % 2]))
+    with emulator.settings(emulator.SCHEDULES[number % 3]):
+        passes = require_exact(formats[number * 5 % len(formats)], impl)
+    assert passes == FAMILY_LAYERS[impl].passes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("impl", ["cuda-patch", "cuda-toeplitz"])
+def test_any_case_is_exact_in_every_format(impl, dtype):
+    for case in (*CASES, *FAMILY_CASES, *FAMILY_LAYERS[impl].edge_cases):
+        for problem in all_formats(case.problem.replace(dtype=dtype)):
+            require_exact(problem, impl)
+
+
 @pytest.mark.thorough
-def test_cuda_gather_is_exact_without_asynchronous_copies():
-    for case in FAMILY_CASES[:8]:
+@pytest.mark.parametrize(
+    ("impl", "cases"),
+    [
+        ("cuda-gather", FAMILY_CASES[:8]),
+        ("cuda-patch", PATCH_CASES[1:2]),
+        ("cuda-toeplitz", TOEPLITZ_CASES[:1]),
+    ],
+)
+def test_families_are_exact_without_asynchronous_copies(impl, cases):
+    for case in cases:
         for problem in all_formats(case.problem.replace(dtype="float16"))[::3]:
-            require_exact(problem, "cuda-gather", arch="sm_75")
+            assert require_exact(problem, impl, arch="sm_75")
 
 
 @pytest.mark.parametrize("few", [0, 1 << 30], ids=["one term", "four terms"])
@@ -252,7 +289,7 @@ def test_float32_is_rounded_to_tf32_only_where_permitted(impl, problem, bound):
     tie = np.float32(1 + 2**-11)  # halfway between two tf32 numbers
     np.moveaxis(data.x, problem.data_axes[1], 1)[0, :, 0, 0] = tie
     np.moveaxis(data.w, problem.filter_axes[:2], (0, 1))[3, :, 1, 1] = -tie
-    rounded = Data(*(_as_tf32(array) for array in (data.x, data.w, data.dy)), data.bias)
+    rounded = Data(*(to_tf32(array) for array in (data.x, data.w, data.dy)), data.bias)
     for pass_ in fits(problem, impl, "sm_80", "tf32"):
         got = agreement.compute(emulator, pass_, problem, data, impl=impl, precision="tf32")
         expected = agreement.compute(cupyconv, pass_, problem, rounded, impl="reference")
@@ -268,24 +305,6 @@ def test_float32_is_rounded_to_tf32_only_where_permitted(impl, problem, bound):
         assert np.abs(plain - exact).max() < 1e-4
 
 
-def _as_tf32(array):
-    bits = array.view(np.uint32)
-    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
-def test_random_layers_are_exact(impl):
-    dtype = "float16" if impl == "cuda-gather" else "float32"
-    count = 20 if impl == "cuda-direct" else 60  # nearly every problem needs another variant
-    ran = 0
-    drawn = random_problems(count, seed=11, max_macs=2000, dtypes=(dtype,))
-    for number, problem in enumerate(drawn):
-        with emulator.settings(emulator.SCHEDULES[number % 3]):
-            ran += len(require_exact(problem, impl, seed=number))
-    assert ran >= 2.5 * count
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120a"])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -295,13 +314,17 @@ def test_planned_kernels_are_exact(arch, dtype):
 
 
 @pytest.mark.thorough
-def test_64_bit_indices_are_exact(monkeypatch):
+@pytest.mark.parametrize(
+    ("impl", "cases"),
+    [
+        *((f"cuda-{name}", SOME_CASES) for name in ("generic", "gather", "direct")),
+        ("cuda-patch", PATCH_CASES[1:2]),
+        ("cuda-toeplitz", TOEPLITZ_CASES[:1]),
+    ],
+)
+def test_64_bit_indices_are_exact(impl, cases, monkeypatch):
     monkeypatch.setattr("cupyconv.kernels.parameters.index_type", lambda *_: "long long")
-    for case in (*CASES[::4], *FAMILY_CASES[::3]):
-        problem = case.problem.replace(dtype="float16")
-        for impl in ("cuda-generic", "cuda-gather", "cuda-direct"):
-            if fits(problem, impl, "sm_80"):
-                require_exact(problem, impl)
+    assert sum(len(require_exact(case.problem.replace(dtype="float16"), impl)) for case in cases)
 
 
 @pytest.mark.parametrize("impl", [family for family in FAMILIES if family.startswith("cuda")])
@@ -356,18 +379,6 @@ def test_bias_gradient_moves_little_more_than_dy(architecture, data_format):
         )  # fmt: skip
         _, workspace = prepare_bias(problem, Strides.contiguous(problem), Device.of(architecture))
         assert 2 * workspace <= 0.3 * prod(dy_shape) * 4, layer
-
-
-@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct"])
-def test_nan_reaches_only_the_windows_that_read_it(impl):
-    problem = ConvProblem((1, 8, 6, 6), (8, 1, 3, 3), groups=8, dtype="float16")
-    data = random_data(problem)
-    data.x[0, 3, 2, 2] = np.nan
-    data.x[0, 4, 0, 0] = np.inf
-    arguments = problem.keywords
-    got = emulator.conv_forward(data.x, data.w, impl=impl, **arguments)
-    expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **arguments)
-    agreement.require_close(got, expected, rtol=2e-3, atol=2e-2)
 
 
 @pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])

@@ -80,36 +80,6 @@ def test_accumulators_are_tied_to_fence_and_wait(form):
         assert untied(kernel_of(ptx, "conv_hopper")) == [], dict(one.defines)
 
 
-TIED = """
-mov.f32 %f1, 0f00000000;
-// tied %f1
-// tied %f2
-wgmma.fence.sync.aligned;
-wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2}, %rd1, %rd2, p, 1, 1;
-wgmma.commit_group.sync.aligned;
-mov.u32 %r1, 0;
-wgmma.wait_group.sync.aligned 0;
-// tied %f1
-// tied %f2
-st.global.f32 [%rd1], %f1;
-"""
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("// tied %f2\nwgmma.fence", "wgmma.fence"),
-        ("wait_group.sync.aligned 0;\n// tied %f1\n", "wait_group.sync.aligned 0;\n"),
-        ("mov.u32 %r1, 0;", "mov.f32 %f3, %f2;"),
-        ("wgmma.wait_group.sync.aligned 0;\n", ""),
-    ],
-)
-def test_missing_ties_are_found(old, new):
-    assert untied(TIED) == []
-    assert TIED.count(old) == 1
-    assert untied(TIED.replace(old, new)) != []
-
-
 # -- launches that may overlap ---------------------------------------------------------------------
 
 _GLOBAL = (
@@ -177,34 +147,3 @@ def test_waiting_kernels_are_all_checked():
         if "griddepcontrol_wait" in path.read_text()
     }
     assert headers == {"ptx.cuh"}  # only declares the wait
-
-
-WAITING = """
-#include "ptx.cuh"
-extern "C" __global__ void ordered(const float* in, float* out) {
-  if (blockIdx.x == 7) return;
-  ptx::griddepcontrol_wait();
-  out[threadIdx.x] = in[threadIdx.x];
-}
-extern "C" __global__ void early(const float* in, float* out) {
-  const float value = in[threadIdx.x];
-  ptx::griddepcontrol_wait();
-  out[threadIdx.x] = value;
-}
-extern "C" __global__ void branching(const float* in, float* out) {
-  if (threadIdx.x < 32) ptx::griddepcontrol_wait();
-  out[threadIdx.x] = in[threadIdx.x];
-}
-extern "C" __global__ void invariant(const float* __restrict__ in, float* __restrict__ out) {
-  ptx::griddepcontrol_wait();
-  out[threadIdx.x] = in[threadIdx.x];
-}
-"""
-
-
-def test_unordered_accesses_are_found():
-    headers = dict(sources.load("conv_hopper.cu").headers)
-    source = sources.KernelSource("waiting.cu", WAITING, (("ptx.cuh", headers["ptx.cuh"]),))
-    listing = disassemble(compiler.compile_cubin(source, {}, ARCHITECTURE)[0])
-    found = {name: bool(unordered(code)) for name, code in kernels(listing).items()}
-    assert found == {"ordered": False, "early": True, "branching": True, "invariant": True}

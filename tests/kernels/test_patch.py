@@ -8,129 +8,16 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.kernels import parameters, patch
-from cupyconv.kernels.family import spatial
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from tests import agreement, emulator, launches
-from tests.agreement import fits
-from tests.configurations import (
-    CASES,
-    DTYPES,
-    FAMILY_CASES,
-    PATCH_CASES,
-    all_formats,
-    in_formats,
-    integer_data,
-    random_data,
-)
+from tests.configurations import in_formats, integer_data, random_data
 
 pytestmark = pytest.mark.costly
 
 IMPL = "cuda-patch"
 TAKEN = ("forward", "backprop_filter")
-
-
-def require_exact(problem, arch="sm_80"):
-    """Require exact results of both passes, in a schedule that depends on the problem's size."""
-    assert fits(problem, IMPL, arch, "tf32") == TAKEN
-    with emulator.settings(emulator.SCHEDULES[sum(problem.input_shape) % 3]):
-        agreement.require_exact(
-            emulator, problem, impl=IMPL, arch=arch, precision="tf32", passes=TAKEN
-        )
-
-
-# Each case builds two kernels.  The remaining cases also cover the edges of these, less directly.
-SLOW_CASES = {
-    "runs_of_whole_words",
-    "one_word_beyond_a_step",
-    "filters_beyond_a_block",
-    "gaps_between_windows",
-    "gaps_in_the_window",
-    "windows_wholly_in_the_padding",
-    "eleven_by_eleven",
-    "a_row",
-    "a_row_with_gaps",
-    "eight_channels_one_tap",
-}
-EDGES = [
-    pytest.param(number, id=case.name, marks=pytest.mark.slow if case.name in SLOW_CASES else ())
-    for number, case in enumerate(PATCH_CASES)
-]
-
-
-@pytest.mark.parametrize("number", EDGES)
-def test_edge_cases_are_exact(number):
-    """Each case is run in one of six formats and one of four dtypes, mostly 16-bit ones."""
-    dtype = ("float16", "bfloat16", "float32", "float16", "bfloat16", "float64")[number % 6]
-    formats = all_formats(PATCH_CASES[number].problem.replace(dtype=dtype))
-    require_exact(formats[number * 5 % len(formats)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(PATCH_CASES)), ids=[c.name for c in PATCH_CASES])
-def test_every_format_is_exact(number):
-    for turn, problem in enumerate(all_formats(PATCH_CASES[number].problem)):
-        require_exact(problem.replace(dtype="float16"))
-        other = problem.replace(dtype=DTYPES[(number + turn) % 4])
-        if fits(other, IMPL, "sm_80", "tf32"):  # wide elements need more shared memory
-            require_exact(other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_cases_of_all_families_are_exact(dtype):
-    for number, case in enumerate((*CASES, *FAMILY_CASES)):
-        formats = all_formats(case.problem.replace(dtype=dtype))
-        problem = formats[number % len(formats)]
-        if fits(problem, IMPL, "sm_80", "tf32"):
-            require_exact(problem)
-
-
-def random_layer(seed):
-    numbers = np.random.default_rng(seed)
-
-    def pick(first, last):
-        return int(numbers.integers(first, last + 1))
-
-    rank = pick(1, 3)
-    taps = [pick(1, (12, 7, 3)[rank - 1]) for _ in range(rank)]
-    stride, dilation = ([pick(1, 4) for _ in taps] for _ in range(2))
-    dilation = [gap if seed % 3 == 0 else 1 for gap in dilation]
-    reach = [(tap - 1) * gap + 1 for tap, gap in zip(taps, dilation, strict=True)]
-    channels = pick(1, 5)
-    problem = ConvProblem(
-        (pick(1, 3), channels, *(pick(size, size + (200, 30, 9)[rank - 1]) for size in reach)),
-        (pick(1, 40), channels, *taps),
-        stride=stride,
-        dilation=dilation,
-        padding=[(pick(0, size), pick(0, size)) for size in reach],
-        dtype=DTYPES[seed % 4],
-    )
-    formats = all_formats(problem)
-    return formats[pick(0, len(formats) - 1)]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("seed", [1])
-def test_random_layers(seed):
-    require_exact(random_layer(seed))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 80))
-def test_more_random_layers(seed):
-    require_exact(random_layer(seed))
-
-
-@pytest.mark.thorough
-def test_sm_75_is_exact():
-    require_exact(PATCH_CASES[1].problem.replace(dtype="float16"), "sm_75")
-
-
-def test_64_bit_indices(monkeypatch):
-    monkeypatch.setattr("cupyconv.kernels.parameters.index_type", lambda *_: "long long")
-    require_exact(PATCH_CASES[1].problem.replace(dtype="float16"))
 
 
 def test_all_bits_of_x_reach_the_filter_gradient():
@@ -284,23 +171,3 @@ def test_unsupported_layers_are_refused_with_a_reason(changes, pass_, reason):
     refusal = FAMILIES[IMPL].refuses(Request(problem, pass_, Device.of("sm_86")))
     assert refusal is not None
     assert reason in refusal
-
-
-@pytest.mark.thorough
-def test_tilings_cover_the_layer_and_fit_shared_memory():
-    for seed in range(100):
-        problem = random_layer(seed)
-        height, width = spatial(problem.output_sizes)[1:]
-        for pass_ in TAKEN:
-            for arch, limit in (("sm_75", 64), ("sm_80", 163), ("sm_86", 99), ("sm_90a", 227)):
-                request = Request(problem, pass_, Device.of(arch), "tf32")
-                for tiling in patch.ranked_tilings(request):
-                    made = patch.geometry(request, tiling)
-                    assert made.shared_bytes <= limit << 10
-                    covered = made.work_tiles * tiling.tile_p * tiling.tile_q
-                    assert covered >= problem.N * height * width
-                    if pass_ == "backprop_filter":
-                        of_block = 8 * made.warps_n * made.warp_words
-                        assert made.share_words <= of_block
-                        rows = patch.rows_of(request)
-                        assert made.others[1] * made.share_words >= rows.words - 7

@@ -99,58 +99,18 @@ def in_loops(listing: str, pattern: str) -> list[str]:
     return found
 
 
-def test_in_loops_finds_instructions_in_loops():
-    listing = """\t.section\t.text.kernel,"ax"
-        /*0000*/                   MEMBAR.ALL.GPU ;
-.L_x_1:
-        /*0010*/                   FADD R1, R1, R2 ;
-.L_x_2:
-        /*0020*/                   MEMBAR.SC.GPU ;
-        /*0030*/              @!P0 BRA `(.L_x_2) ;
-        /*0040*/              @P1  BRA `(.L_x_4) ;
-        /*0050*/                   BRA `(.L_x_1) ;
-.L_x_3:
-        /*0060*/                   ERRBAR;
-        /*0070*/                   EXIT ;
-.L_x_4:
-        /*0080*/                   BRA `(.L_x_3) ;
-"""
-    assert in_loops(listing, "MEMBAR|ERRBAR") == ["MEMBAR.SC.GPU"]
-    assert in_loops(listing, "FADD") == ["FADD R1, R1, R2"]
-
-
-def test_main_loop_is_the_innermost_loop_with_products():
-    code = """
-        /*0000*/                   IADD3 R1, R1, R2 ;
-.L_x_1:
-        /*0010*/                   HMMA.16816.F32 R0, R1, R2, R0 ;
-.L_x_2:
-        /*0020*/                   LDSM.16.M88.4 R1, [R2] ;
-        /*0030*/                   HMMA.16816.F32 R0, R1, R2, R0 ;
-        /*0040*/              @P2  BRA `(.L_x_4) ;
-.L_x_3:
-        /*0050*/              @!P0 BRA `(.L_x_2) ;
-        /*0060*/              @!P1 BRA `(.L_x_1) ;
-        /*0070*/                   EXIT ;
-.L_x_4:
-        /*0080*/                   BAR.SYNC ;
-        /*0090*/                   BRA `(.L_x_3) ;
-"""
-    found = [line.split()[0] for line in main_loop(code, "MMA")]
-    assert found == ["LDSM.16.M88.4", "HMMA.16816.F32", "@P2", "@!P0", "BAR.SYNC", "BRA"]
-    assert main_loop(code, "FADD") == []
-
-
 FENCE = r"MEMBAR\S*\.(GPU|SYS)|ERRBAR"
 """Fences for the whole GPU or the system, which no loop needs."""
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", FORMS)
-def test_loops_have_no_gpu_wide_fence(form):
+def test_loops_have_no_gpu_wide_fence(form, every):
     # One variant for each way to load and store, since other tiles differ little.
+    names = () if every else FORMS_OF
     chosen = {
-        (one.source, *(dict(one.defines).get(name) for name in FORMS_OF)): one
+        (one.source, *(dict(one.defines).get(name) for name in names), every and one.defines): one
         for one in variants(form)
     }
     for one in chosen.values():
@@ -183,16 +143,6 @@ def test_activations_do_not_make_kernels_long(form, activation, every):
         executed = instructions(listing_of(one))
         assert sum(executed.values()) <= LARGEST, dict(one.defines)
         assert executed["FCHK"] == 0, "a division checks for its slow path"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-def test_variants_have_no_fences_in_loops_and_are_short(form):
-    for one in variants(form):
-        listing = listing_of(one)
-        assert in_loops(listing, FENCE) == [], f"{one.source} {dict(one.defines)}"
-        if "hopper" in form:
-            assert sum(instructions(listing).values()) <= LARGEST, dict(one.defines)
 
 
 @pytest.mark.parametrize(("storage", "bands"), [("half_t", 0), ("float", 0), ("float", 1)])

@@ -1,11 +1,9 @@
-"""Parameters of launches as the driver gets them, for all families, passes and dtypes."""
+"""Parameters of launches as the driver gets them."""
 
 from __future__ import annotations
 
 import ctypes
-import random
 from contextlib import nullcontext
-from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,23 +11,13 @@ import pytest
 
 from cupyconv.gpu.runtime import Series
 from cupyconv.gpu.tensormaps import MAP_BYTES
-from cupyconv.kernels.bias import prepare_bias
-from cupyconv.kernels.request import PLAIN, Epilogue
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import ROLES, Launch, Part, TensorMaps, TiledMap
 from cupyconv.planning import Device, Request
 from cupyconv.planning.families import FAMILIES
-from cupyconv.problem import PASSES
-from tests.configurations import CASES, FAMILY_CASES, HOPPER_CASES
+from tests.configurations import HOPPER_CASES
 from tests.emulator import tensormap
 from tests.parameters import decoded
-
-DTYPES = (
-    *(("float16", "ieee"), ("bfloat16", "ieee"), ("float32", "ieee"), ("float64", "ieee")),
-    *(("float32", "tf32"), ("float32", "bf16x6"), ("complex64", "ieee")),
-)
-EPILOGUES = (PLAIN, Epilogue("relu"), Epilogue("gelu", adds=True))
-GPU = [name for name, family in FAMILIES.items() if family.on_gpu]
 
 
 class Recorder:
@@ -59,71 +47,26 @@ class Recorder:
     encoder = staticmethod(tensormap.encoder)
 
 
-def expected(argument, addresses: dict[str, int]) -> bytes:
-    """Return the bytes of an argument, written by the definition of a launch's arguments."""
-    if isinstance(argument, str):
-        return addresses.get(argument, 0).to_bytes(8, "little")
-    if isinstance(argument, Part):
-        return (addresses[argument.role] + argument.offset).to_bytes(8, "little")
-    if isinstance(argument, TensorMaps):
-        parts = (tensormap.encode(m, addresses[m.role] + m.offset) for m in argument.maps)
-        return b"".join(parts)
-    return np.asarray(argument).tobytes()
-
-
-def require_parameters(launches, roles, workspace_bytes, fixed=()) -> None:
-    """Check the parameters of calls with new, known and swapped addresses, some of them at once."""
-    draw = random.Random(0)
+def test_parameters_follow_the_addresses_of_each_call():
+    """Addresses are new, known or swapped; w is a prepared filter, and no addend is given."""
     recorder = Recorder()
-    held = {role: SimpleNamespace(ptr=draw.randrange(1, 1 << 40) << 4) for role in fixed}
-    series = Series(launches, recorder, roles, workspace_bytes, held)
-    calls = [[draw.randrange(1, 1 << 40) << 4 for _ in (*roles, "workspace")] for _ in range(2)]
-    calls += [calls[0], [*reversed(calls[1])], calls[0]]
-    for *addresses, workspace in calls:
-        recorder.found.clear()
+    maps = [
+        TiledMap(role, 2, (64, 100), (128,), (64, 64), at) for role, at in (("y", 0), ("w", 32))
+    ]
+    arguments = ("y", "add", np.int32(7), Part("workspace", 48), TensorMaps(maps), "x", "w")
+    launch = Launch("", "", (), (1,), (1,), 0, arguments)
+    w = SimpleNamespace(ptr=1 << 20)
+    series = Series([launch], recorder, ("x", "w", "y"), 64, {"w": w})
+    for x, y, workspace in ((16, 32, 64), (16, 48, 64), (48, 32, 80), (32, 16, 64), (16, 32, 64)):
         recorder.workspace = workspace
-        by_role = dict(zip(roles, addresses, strict=True))
-        if workspace_bytes:
-            by_role["workspace"] = workspace
-        by_role |= {role: one.ptr for role, one in held.items()}
-        series(tuple(addresses))
-        assert [launch for launch, _ in recorder.found] == list(series.launches)
-        for launch, values in recorder.found:
-            assert values == [expected(one, by_role) for one in launch.arguments]
-
-
-@pytest.mark.parametrize("impl", GPU)
-def test_parameters_have_the_bytes_of_the_arguments(impl):
-    device, family = Device.of("sm_90a"), FAMILIES[impl]
-    cases = (*CASES, *FAMILY_CASES, *HOPPER_CASES)
-    for (dtype, precision), pass_ in product(DTYPES, PASSES):
-        done = 0
-        for case in cases:
-            problem = case.problem.replace(dtype=dtype)
-            strides = Strides.contiguous(problem)
-            request = Request(problem, pass_, device, precision, None, strides).reduced
-            if done == 3 or family.refuses(request) is not None:
-                continue
-            done += 1
-            candidates = family.candidates(request)
-            chosen = max(candidates, key=lambda one: (one.splits > 1, bool(one.copies)))
-            for epilogue in EPILOGUES if pass_ != "backprop_filter" else (PLAIN,):
-                if epilogue.activation and problem.is_complex:
-                    continue
-                launches = family.launches(request, chosen, epilogue)
-                require_parameters(launches, ROLES[:-1], chosen.workspace_bytes)
-            form = family.filter_form(request, chosen)
-            if form is not None:
-                require_parameters((form.launch,), ("w", "x", "workspace"), 0)
-                launches = family.launches(request, chosen, copied_w=True)
-                size = chosen.workspace_bytes - form.bytes
-                require_parameters(launches, ROLES[:-1], size, ("w",))
-
-
-def test_bias_gradient_has_the_bytes_of_its_arguments():
-    problem = CASES[0].problem
-    launches, size = prepare_bias(problem, Strides.contiguous(problem), Device.of("sm_80"))
-    require_parameters(launches, ("y", "w", "bias", "add", "x"), size)
+        series((x, 0, y))
+        words = [y, 0, workspace + 48, x, w.ptr]
+        first, second, third, *others = (word.to_bytes(8, "little") for word in words)
+        encoded = b"".join(
+            tensormap.encode(*one) for one in zip(maps, (y, w.ptr + 32), strict=True)
+        )
+        number = np.int32(7).tobytes()
+        assert recorder.found.pop() == (launch, [first, second, number, third, encoded, *others])
 
 
 def test_loading_twice_keeps_constants_of_both_blocks():

@@ -5,20 +5,12 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.kernels import toeplitz
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
 from tests import agreement, emulator
 from tests.agreement import fits
-from tests.configurations import (
-    CASES,
-    FAMILY_CASES,
-    TOEPLITZ_CASES,
-    all_formats,
-    in_formats,
-    random_data,
-)
+from tests.configurations import in_formats, random_data
 
 pytestmark = pytest.mark.costly
 
@@ -32,23 +24,6 @@ def require_exact(problem, arch="sm_80"):
         agreement.require_exact(emulator, problem, impl=IMPL, arch=arch)
 
 
-@pytest.mark.parametrize("number", range(len(TOEPLITZ_CASES)), ids=[c.name for c in TOEPLITZ_CASES])
-def test_edge_cases_are_exact(number):
-    """Each case is run in one of six formats, in turn."""
-    dtype = "bfloat16" if number % 3 == 2 else "float16"
-    formats = all_formats(TOEPLITZ_CASES[number].problem.replace(dtype=dtype))
-    require_exact(formats[number * 4 % len(formats) + number // 3 % 2])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_every_format_is_exact(dtype):
-    for case in (*CASES, *FAMILY_CASES, *TOEPLITZ_CASES):
-        for problem in all_formats(case.problem.replace(dtype=dtype)):
-            if fits(problem, IMPL, "sm_80"):
-                require_exact(problem)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("taps", [1, 2, 9, 10, 17, 18, 64])
 def test_band_widths_are_exact(taps):
@@ -58,36 +33,6 @@ def test_band_widths_are_exact(taps):
             (1, 2, 19, 11), (2, 1, 2, taps), groups=2, padding=(1, taps - 1), dtype="float16"
         )
     )
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_random_layers(seed):
-    numbers = np.random.default_rng(seed)
-    rank = int(numbers.integers(1, 3))
-    channels = int(numbers.integers(1, 20))
-    taps = [int(n) for n in numbers.integers(1, 12, rank)]
-    sizes = [int(n) for n in numbers.integers(1, 30, rank)]
-    padding = [
-        (max(int(a), tap - size), int(b))
-        for a, b, tap, size in zip(*numbers.integers(0, 7, (2, rank)), taps, sizes, strict=True)
-    ]
-    problem = ConvProblem(
-        (int(numbers.integers(1, 5)), channels, *sizes),
-        (channels, 1, *taps),
-        groups=channels,
-        padding=padding,
-        dtype="float16",
-    )
-    require_exact(all_formats(problem)[seed % 6])
-
-
-def test_sm_75_is_exact():
-    require_exact(TOEPLITZ_CASES[0].problem.replace(dtype="float16"), "sm_75")
-
-
-def test_64_bit_indices(monkeypatch):
-    monkeypatch.setattr("cupyconv.kernels.parameters.index_type", lambda *_: "long long")
-    require_exact(TOEPLITZ_CASES[0].problem.replace(dtype="float16"))
 
 
 PLAIN_LAYERS = {
@@ -169,27 +114,3 @@ def test_unsupported_layers_are_refused_with_a_reason(changes, reason):
     refusal = FAMILIES[IMPL].refuses(Request(problem, "forward", Device.of("sm_80")))
     assert refusal is not None
     assert reason in refusal
-
-
-@pytest.mark.thorough
-def test_tilings_cover_the_layer_and_fit_shared_memory():
-    numbers = np.random.default_rng(1)
-    for _ in range(300):
-        sizes = [int(n) for n in numbers.integers(1, 200, 2)]
-        taps = [int(n) for n in numbers.integers(1, 40, 2)]
-        problem = ConvProblem(
-            (int(numbers.integers(1, 33)), 16, *sizes),
-            (16, 1, *taps),
-            groups=16,
-            padding="same",
-            dtype="float16",
-        )
-        for pass_ in PASSES:
-            for arch, limit in (("sm_75", 64), ("sm_86", 99)):
-                request = Request(problem, pass_, Device.of(arch))
-                for tiling in toeplitz.ranked_tilings(request):
-                    made = toeplitz.geometry(request, tiling)
-                    assert made.shared_bytes <= limit << 10
-                    assert made.tap_rows * made.shares >= taps[0]
-                    covered = made.work_tiles * 16 * tiling.row_tiles * 8 * tiling.strips
-                    assert covered >= problem.N * sizes[0] * sizes[1]

@@ -7,20 +7,9 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem
-from tests import agreement, emulator
+from tests import emulator
 from tests.activations import ACTIVATIONS, activated
-from tests.agreement import fits, plan_with
-from tests.configurations import (
-    CASES,
-    FAMILY_CASES,
-    HOPPER_CASES,
-    TOEPLITZ_CASES,
-    all_formats,
-    in_formats,
-    integer_data,
-    random_data,
-    random_problems,
-)
+from tests.configurations import CASES, integer_data, random_data, random_problems
 
 IMPLEMENTATIONS = ("reference", "numpy")
 
@@ -47,16 +36,6 @@ def transposed(api, problem, data, bias, **more):
     return api.conv_transpose(
         data.dy, data.w, bias, output_shape=problem.input_shape, **problem.keywords, **more
     )
-
-
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("activation", [None, "relu"])
-def test_transpose_is_exact_on_integers(impl, activation):
-    for problem in (*(case.problem for case in CASES), *random_problems(60, seed=5)):
-        data, bias = integer_data(problem), biases(problem)
-        got = transposed(cupyconv, problem, data, bias, activation=activation, impl=impl)
-        expected = expected_of(problem, data, bias, activation)
-        agreement.require_equal(got, expected.astype(got.dtype), f"{impl} of {problem}")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -161,71 +140,6 @@ def test_errors_name_x_and_the_result():
             said = str(caught.value)
             assert re.search(words, said), said
             assert "input " not in said.replace("the filter's input channels", "")
-
-
-# -- kernels ---------------------------------------------------------------------------------------
-
-FAMILIES = [
-    ("cuda-generic", "sm_80", "float32", FAMILY_CASES[2:8:2]),
-    ("cuda-gather", "sm_80", "float16", FAMILY_CASES[:3]),
-    ("cuda-direct", "sm_80", "float32", [c for c in FAMILY_CASES if c.problem.groups > 1][:3]),
-    ("cuda-toeplitz", "sm_80", "float16", TOEPLITZ_CASES[:2]),
-]
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize(("impl", "arch", "dtype", "cases"), FAMILIES, ids=lambda v: str(v)[:14])
-@pytest.mark.parametrize("activation", [None, "relu"])
-def test_kernels_are_exact(impl, arch, dtype, cases, activation):
-    ran = 0
-    for number, case in enumerate(cases):
-        for problem in all_formats(case.problem.replace(dtype=dtype))[number::4]:
-            if "backprop_input" in fits(problem, impl, arch):
-                require_kernel(problem, impl, arch, activation=activation)
-                ran += 1
-    assert ran >= 2
-
-
-def require_kernel(problem, impl, arch, **more):
-    data, bias = integer_data(problem), biases(problem)
-    got = transposed(emulator, problem, data, bias, impl=impl, arch=arch, **more)
-    expected = expected_of(problem, data, bias, more.get("activation"))
-    agreement.require_equal(got, expected.astype(got.dtype), f"{impl} of {problem}")
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("stride", [1, 2])
-def test_cuda_gather_is_exact_with_splits(stride):
-    problem = ConvProblem((1, 24, 6, 6), (64, 24, 3, 3), padding=1, stride=stride, dtype="float16")
-    chosen = plan_with(problem, "cuda-gather", "sm_80", tile=2, splits=3)
-    require_kernel(problem, chosen, "sm_80")
-
-
-HOPPER = [
-    # Channels and filters differ in number, so that confusing them changes the result.
-    ("cuda-hopper", "float16", (1, 72, 6, 6), (64, 72, 3, 3), "ieee"),
-    ("cuda-hopper", "float16", (1, 64, 6, 6), (136, 64, 3, 3), "ieee"),
-    ("cuda-hopper", "float32", (1, 40, 5, 5), (32, 40, 3, 3), "tf32"),
-]
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize(("impl", "dtype", "x", "w", "precision"), HOPPER)
-def test_cuda_hopper_is_exact(impl, dtype, x, w, precision):
-    first = ConvProblem(x, w, padding=1, dtype=dtype)
-    problem = in_formats(first, "NHWC", "OHWI")
-    assert "backprop_input" in fits(problem, impl, "sm_90a", precision)
-    require_kernel(problem, impl, "sm_90a", activation="relu", precision=precision)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("splits", [1, 2])
-def test_cuda_hopper_is_exact_with_groups_and_splits(splits):
-    for case in HOPPER_CASES[:6]:
-        problem = in_formats(case.problem.replace(dtype="float16"), "NHWC", "OHWI")
-        if "backprop_input" in fits(problem, "cuda-hopper", "sm_90a"):
-            chosen = plan_with(problem, "cuda-hopper", "sm_90a", splits=splits)
-            require_kernel(problem, chosen, "sm_90a")
 
 
 # -- Dask ------------------------------------------------------------------------------------------

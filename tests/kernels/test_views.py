@@ -60,8 +60,7 @@ def test_exchanged_operands_give_exact_filter_gradients(problem, dtype, precisio
 @pytest.mark.parametrize("kind", views.KINDS, ids=lambda kind: kind.name)
 def test_exchanged_operands_may_have_any_strides(kind):
     pass_ = "backprop_filter"
-    names = ("x", "dy", "out")
-    kinds = {name: kind for name in names if views.suits(FEW_FILTERS, pass_, name, kind)}
+    kinds = views.named(FEW_FILTERS, pass_, kind.name)
     strides = views.strides_of(FEW_FILTERS, pass_, kinds)
     made = plan_of_view(FEW_FILTERS, EXCHANGED, pass_, "sm_80", strides=strides)
     views.require_exact(emulator, FEW_FILTERS, pass_, kinds, impl=made)
@@ -160,8 +159,7 @@ EACH_FAMILY = pytest.mark.parametrize(
 @EACH_FAMILY
 def test_tensors_with_folded_strides_may_have_any_strides(kind, impl, arch, precision):
     problem, pass_ = in_formats(STEM, "NHWC", "HWIO"), "backprop_input"
-    names = ("dy", "w", "out")
-    kinds = {name: kind for name in names if views.suits(problem, pass_, name, kind)}
+    kinds = views.named(problem, pass_, kind.name)
     strides = views.strides_of(problem, pass_, kinds)
     how = {"precision": precision}
     made = plan_of_view(problem, f"H and W {FOLDED}", pass_, arch, impl, strides=strides, **how)

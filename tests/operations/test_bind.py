@@ -13,7 +13,6 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError, calls
-from cupyconv.problem import PASSES
 from tests.configurations import CASES, integer_data
 
 RULES = {"padding": 1, "stride": 2}
@@ -162,17 +161,6 @@ def test_threads_share_calls():
     expected = cupyconv.conv_forward(x, w, impl="reference", **RULES)
     assert len(results) == 80
     assert all((result == expected).all() for result in results)
-
-
-def test_operations_have_the_passes():
-    assert {
-        cupyconv.bind(pass_, *shapes, device="cpu").plan.pass_
-        for pass_, shapes in {
-            "forward": ((1, 2, 5), (3, 2, 3)),
-            "backprop_input": ((1, 2, 5), (3, 2, 3), (1, 3, 3)),
-            "backprop_filter": ((1, 2, 5), (3, 2, 3), (1, 3, 3)),
-        }.items()
-    } == set(PASSES)
 
 
 def test_first_call_of_a_process_may_be_bound_by_shapes():

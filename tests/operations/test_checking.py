@@ -24,6 +24,7 @@ from cupyconv.cpu import naive
 from cupyconv.explaining import values
 from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.problem import ITEMSIZE, PASSES, REAL_ITEMSIZE
+from tests.agreement import to_tf32
 from tests.configurations import cases, random_problems
 
 LAYERS = configuration.read_file(check.BUILT_IN)
@@ -242,14 +243,8 @@ def test_excerpt_rejects_one_wrong_number_and_nan():
     assert excerpt(nothing, "forward", operands).judge(np.empty(nothing.output_shape)).passed
 
 
-def test_rounding_to_tf32_passes_only_with_precision_tf32():
+def test_roundingto_tf32_passes_only_with_precision_tf32():
     operands = _operands(LONG)
     part = excerpt(LONG, "forward", operands)
-    result = pass_function(LONG, "forward")(Operands(*map(_to_tf32, operands)))
+    result = pass_function(LONG, "forward")(Operands(*map(to_tf32, operands)))
     assert [part.judge(result, precision).passed for precision in ("ieee", "tf32")] == [False, True]
-
-
-def _to_tf32(array):
-    """Round to the 10-bit mantissa of TF32."""
-    bits = array.view(np.uint32)
-    return ((bits + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)).view(np.float32)

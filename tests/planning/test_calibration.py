@@ -9,8 +9,10 @@ from statistics import geometric_mean, pstdev
 import pytest
 
 from cupyconv import ConvProblem, plan
+from cupyconv.bench import results
 from cupyconv.kernels import calibration
 from cupyconv.planning import Device, Request, plan_pass
+from tests import speed_table
 from tests.gpu import fitting, report
 
 PROBLEM = ConvProblem((32, 64, 56, 56), (64, 64, 3, 3), dtype="float16", padding=1)
@@ -81,3 +83,9 @@ def test_estimates_are_near_measured_times(capsys):
     assert max(lost) < 1.5
     assert report.replay(RESULTS) == 0
     assert "| all | 1416 | 0.16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_committed_timings_are_those_of_the_gpu_run(precision):
+    path = RESULTS / f"{speed_table.FILES[precision]}sm_90a.json"
+    assert report.results(RECORDS, precision, {}).rows == results.load(path).rows

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from cupyconv import ConvError, ConvProblem
@@ -69,15 +67,6 @@ def test_slow_passes_are_found():
     layer = ConvProblem((4, 64, 96, 96), (64, 64, 6, 6), stride=6, dtype="complex64")
     (found,) = cliffs.cliffs(layer, "sm_80")
     assert (found.pass_, found.implementation) == ("backprop_input", "cuda-generic")
-
-
-def test_random_layers_are_legal_and_varied():
-    rng = random.Random(3)
-    layers = [cliffs.draw_layer(rng) for _ in range(200)]
-    assert {one.spatial_rank for one in layers} == {1, 2, 3}
-    assert max(max(one.stride) for one in layers) > 32
-    assert max(one.C for one in layers) > 1000
-    assert all(one.flops <= cliffs.MOST_FLOPS for one in layers)
 
 
 def test_columns_respect_the_workspace_limit():

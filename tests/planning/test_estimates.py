@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.bench import suites
-from cupyconv.kernels.device import CARDS
-from cupyconv.kernels.hopper import busiest
 from cupyconv.planning import Device, Request
 from cupyconv.planning.estimates import estimate, instead, roofline
 from cupyconv.problem import PASSES
@@ -84,11 +82,6 @@ def test_other_settings_are_plans_of_the_changed_problem():
     assert list(instead(last, "forward", device)) == ["tf32", "bf16x6", "float16"]
     assert list(instead(last.replace(dtype="float16"), "forward", device)) == []
     assert list(instead(DENSE, "forward", Device.of("cpu"))) == ["channels last"]
-
-
-def test_figures_of_a_card_equal_its_data_sheet():
-    assert Device.of("L4").figures == CARDS["L4"].chip
-    assert Device.of("sm_89").figures == Device.of("sm_89").chip
 
 
 @given(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 9)), min_size=1), st.integers(1, 9))

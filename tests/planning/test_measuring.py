@@ -20,6 +20,8 @@ def test_candidate_names_are_distinct():
         named = replace(planned, splits=splits)
         assert measuring._name(named) == f"cuda-gather {planned.tile}{suffix}"
         assert measuring._name(replace(named, tile=None)) == f"cuda-gather{suffix}"
+    viewed = measuring._name(replace(planned, view="x and dy exchanged", copies=("y", "x")))
+    assert viewed.endswith(" (x and dy exchanged, dy and x copied)")
 
 
 def test_measuring_requires_a_gpu(monkeypatch):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.bench import suites
+from cupyconv.kernels.hopper import busiest
 from cupyconv.planning import Device, Request
 from cupyconv.planning.estimates import estimate, instead, roofline
 from cupyconv.problem import PASSES

@@ -77,6 +77,7 @@ def attacked(check, count=150):
     each()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_faults_are_found(fault, monkeypatch):
     for name in OPERATIONS:

@@ -113,8 +113,12 @@ class Accesses(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
-    """Return the accesses to A, B and C."""
+def accesses(pass_: str, problem: ConvProblem, strides: Strides, divided: bool = False) -> Accesses:
+    """Return the accesses to A, B and C.
+
+    If frames are divided, a vector of C does not extend beyond a frame, since a run of frames may
+    begin and end at any frame.
+    """
     channels, filters = problem.C // problem.groups, problem.K // problem.groups
     itemsize, canonical = ITEMSIZE[problem.dtype], strides.canonical(problem)
 
@@ -123,7 +127,7 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
         alignment, channel = strides.alignment_of(role), problem.data_axes[1]
         if getattr(strides, role)[channel] == 1:
             return Access(True, neighbours(apart, channel, extent, alignment, itemsize))
-        pixels = problem.data_axes[2:]
+        pixels = problem.data_axes[-len(sizes) :]
         run = followers(apart, pixels, sizes, alignment, itemsize) if pixels_follow else 1
         return Access(False, run)
 
@@ -135,7 +139,8 @@ def accesses(pass_: str, problem: ConvProblem, strides: Strides) -> Accesses:
     )
     x_in_order = {"forward": pointwise, "backprop_input": unit_stride, "backprop_filter": pointwise}
     y_in_order = pass_ != "backprop_input" or pointwise
-    x = along_channels_or_pixels("x", problem.input_sizes, x_in_order[pass_])
+    frame = problem.input_sizes[1:] if divided else problem.input_sizes
+    x = along_channels_or_pixels("x", frame, x_in_order[pass_])
     y = along_channels_or_pixels("y", problem.output_sizes, y_in_order)
 
     alignment, apart = strides.alignment_of("w"), canonical.w
@@ -592,7 +597,7 @@ def product_launch(
     problem, pass_, strides = request.problem, request.pass_, request.memory
     tile = choices.tile
     assert tile is not None
-    found = accesses(pass_, problem, strides)
+    found = accesses(pass_, problem, strides, choices.divides_frames)
     a, b, c = found.a, found.b, found.c
     # With stride 0 along axes of one element, every offset is a multiple of the vector's length,
     # even outside the tensor.

@@ -23,7 +23,13 @@ PADDED = ConvProblem(
 )
 """Layer with outputs that read only padding frames, and inputs that no output reads."""
 
-LAYERS = (CAUSAL, CAUSAL.replace(padding=(0, 1, 1)), CAUSAL.replace(stride=(2, 1, 2)), PADDED)
+ODD = ConvProblem((1, 16, 4, 3, 3), (16, 16, 3, 3, 3), padding=1)
+"""Layer whose frames have an odd number of pixels, so that runs of frames begin between vectors."""
+
+LAYERS = (
+    *(CAUSAL, CAUSAL.replace(padding=(0, 1, 1)), CAUSAL.replace(stride=(2, 1, 2))),
+    *(PADDED, ODD),
+)
 FORMATS = (("NDHWC", "ODHWI"), ("NDHWC", "DHWIO"), ("NCDHW", "OIDHW"))
 
 

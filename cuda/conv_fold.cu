@@ -58,7 +58,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Piece<Storage, VECTOR> piece;
     unsigned words[4];
   } one = {};
-  if (TO_W) one.piece = *reinterpret_cast<const Piece<Storage, VECTOR>*>(copy + thread * VECTOR);
 #pragma unroll
   for (int i = 0; i < VECTOR; ++i) {
     const long long filter = first + i;
@@ -67,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (!TO_W && filter < filters)
       one.piece.element[i] = Numeric<Storage>::narrow(
           exists && in_group ? Numeric<Storage>::widen(*element) + 0 : -0.f);
-    if (TO_W && exists && in_group) *element = one.piece.element[i];
+    if (TO_W && exists && in_group) *element = copy[thread * VECTOR + i];
   }
   if (!TO_W) ptx::store_16_bytes(copy + thread * VECTOR, one.words);
 }

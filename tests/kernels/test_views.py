@@ -263,6 +263,7 @@ def merged_names(problem, pass_, arch, impl, precision="ieee", **how):
         (GROUPS_OF_4, "bfloat16", "ieee", "sm_80", "cuda-gather"),
         (GROUPS_OF_4, "float16", "ieee", "sm_75", "cuda-gather"),
         (UNEVEN_GROUPS, "float32", "tf32", "sm_80", "cuda-gather"),
+        (UNEVEN_GROUPS, "float16", "ieee", "sm_80", "cuda-gather"),
         (GROUPED_VOLUME, "float32", "ieee", "sm_86", "cuda-gather"),
         (GROUPS_OF_8, "float16", "tf32", "sm_90a", "cuda-hopper"),
         (GROUPS_OF_8, "float32", "tf32", "sm_90a", "cuda-hopper"),

@@ -160,24 +160,28 @@ __device__ __forceinline__ int lines(long long extent) {
 // -- tiles ------------------------------------------------------------------------------------------
 
 // The tiles of a block.  The clusters, or the blocks without clusters, compute tiles in rounds, one tile
-// each, longest tiles first.  The cluster with the first tile of a round has the last tile of the next
-// round, so that all have about the same number of steps.  All blocks of a cluster have the same numbers.
-// Of the blocks of a split, which share B, a block has the number `rank`.
+// each.  With several phases, the longest tiles come first, and the cluster with the first tile of a round
+// has the last tile of the next round, so that all have about the same number of steps.  All blocks of a
+// cluster have the same numbers.  Of the blocks of a split, which share B, a block has the number `rank`.
 struct Schedule {
-  int rank, split, number, step, period;
+  int rank, split, first, clusters;
 
   __device__ __forceinline__ Schedule() : rank(0), split(0) {
 #if CLUSTER_BLOCKS > 1
-    const int block = static_cast<int>(ptx::cluster_block_rank());
-    rank = block % CLUSTER, split = block / CLUSTER;
+    const int number = static_cast<int>(ptx::cluster_block_rank());
+    rank = number % CLUSTER, split = number / CLUSTER;
 #endif
-    number = static_cast<int>(blockIdx.x) / CLUSTER_BLOCKS;
-    period = 2 * (static_cast<int>(gridDim.x) / CLUSTER_BLOCKS);
-    step = period - 1 - 2 * number;
+    first = static_cast<int>(blockIdx.x) / CLUSTER_BLOCKS;
+    clusters = static_cast<int>(gridDim.x) / CLUSTER_BLOCKS;
   }
-  __device__ __forceinline__ void advance() {
-    number += step;
-    step = period - step;
+
+  // Return the difference between the numbers of the block's first two tiles, and between those of the
+  // next two.
+  __device__ __forceinline__ int first_step() const {
+    return PHASES == 1 ? clusters : 2 * (clusters - first) - 1;
+  }
+  __device__ __forceinline__ int step_after(int step) const {
+    return PHASES == 1 ? clusters : 2 * clusters - step;
   }
 
   // Returns the set of the blocks that share B, as multicast loads take it.
@@ -186,25 +190,29 @@ struct Schedule {
   }
 };
 
-// Tiles are numbered by split, group, phase and band of BAND tile rows; within a band by column and row,
+// Tiles are numbered by phase, split, group and band of BAND tile rows; within a band by column and row,
 // rows fastest.  With CLUSTER = 2, a tile row consists of two rows of tiles, one for each block that
 // shares B.
 struct Tile {
   int split, group, phase, row, column;  // row and column of the tile's first element in C
 
-  __device__ __forceinline__ Tile(const Schedule& schedule, const ConvParameters& p,
+  __device__ __forceinline__ Tile(int number, const Schedule& schedule, const ConvParameters& p,
                                   const Traversal<PHASES>& traversal) {
-    int number = schedule.number;
-    group = number / traversal.tiles_of_group;
-    number -= group * traversal.tiles_of_group;
-    split = group / static_cast<int>(p.groups);
-    group -= split * static_cast<int>(p.groups);
-    split += schedule.split;
-    for (phase = 0; phase + 1 < PHASES; ++phase) {
-      const int here = traversal.phase[phase].tile_rows * traversal.tile_columns;
-      if (number < here) break;
-      number -= here;
+    const int groups = static_cast<int>(p.groups);
+    int tiles = traversal.tiles_of_group;
+    phase = 0;
+    if (PHASES > 1) {
+      for (; phase < PHASES; ++phase) {
+        tiles = traversal.phase[phase].tile_rows * traversal.tile_columns;
+        if (phase + 1 == PHASES || number < groups * tiles) break;
+        number -= groups * tiles;
+      }
     }
+    group = number / tiles;
+    number -= group * tiles;
+    split = group / groups;
+    group -= split * groups;
+    split += schedule.split;
     const int band = number / (BAND * traversal.tile_columns);
     number -= band * BAND * traversal.tile_columns;
     const int rest = traversal.phase[phase].tile_rows - band * BAND;
@@ -1257,15 +1265,16 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
   synchronise_cluster();  // no block loads into another block whose barriers are not ready
   ptx::griddepcontrol_wait();  // no thread reads or writes global memory before this wait
 
-  Schedule schedule;
+  const Schedule schedule;
   const int warpgroup = warpgroup_of_thread();
   if (warpgroup == CONSUMERS) {
     ptx::setmaxnreg_dec<40>();
     if (threadIdx.x < CONSUMERS * WARPGROUP + 32 && ptx::elect_one()) {
       const FilterLoader filter = {maps.other, p, traversal, schedule};
       Producer producer = {shared, maps, p, traversal, schedule, filter};
-      for (; schedule.number < traversal.tiles; schedule.advance()) {
-        const Tile tile(schedule, p, traversal);
+      for (int number = schedule.first, step = schedule.first_step(); number < traversal.tiles;
+           number += step, step = schedule.step_after(step)) {
+        const Tile tile(number, schedule, p, traversal);
         producer.load(tile, Steps(tile, p, traversal));
       }
     }
@@ -1280,8 +1289,9 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
     Turn turn(shared.turn, warpgroup);
     int next = 0;  // warpgroup whose turn it is
 #pragma unroll 1
-    for (; schedule.number < traversal.tiles; schedule.advance()) {
-      const Tile tile(schedule, p, traversal);
+    for (int number = schedule.first, step = schedule.first_step(); number < traversal.tiles;
+         number += step, step = schedule.step_after(step)) {
+      const Tile tile(number, schedule, p, traversal);
       const int steps = Steps(tile, p, traversal).count;
       if (TURNS && warpgroup != next++ % CONSUMERS) {
         consumer.pass_over(steps);

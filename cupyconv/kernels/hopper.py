@@ -284,17 +284,23 @@ def has_window_rows(problem: ConvProblem, tile: Tile, splits: int) -> bool:
     return as_stored if tiles[True] == tiles[False] else tiles[True] < tiles[False]
 
 
-def cluster_splits(tile: Tile, splits: int, tiles: int) -> int:
+def cluster_splits(problem: ConvProblem, pass_: str, tile: Tile, splits: int, tiles: int) -> int:
     """Return the number of splits that a cluster adds, or 1 if a second launch adds them.
 
-    A cluster adds them unless this takes more waves, because some multiprocessors get no cluster.
+    A cluster adds them unless this takes more waves, because some multiprocessors get no cluster,
+    or more registers than a thread has: in filter gradients of volumes or with channels first, the
+    addresses of tiles of more than 128 rows or columns would spill.
 
     Args:
+        problem, pass_: the problem, in the layout that the tile reads, and the pass.
         tile, splits: the tile, and the number of splits.
         tiles: number of tiles in all groups.
     """
     size, blocks = tile.defines["CLUSTER"] * splits, tiles * splits
     if size > CLUSTER_BLOCKS or -(-blocks // places(size)) > -(-blocks // places(1)):
+        return 1
+    has_long_addresses = problem.spatial_rank == 3 or tile.defines["PLANAR"]
+    if pass_ == "backprop_filter" and has_long_addresses and max(tile.block_m, tile.block_n) > 128:
         return 1
     return splits
 
@@ -304,7 +310,8 @@ def cluster_splits_of(problem: ConvProblem, pass_: str, tile: Tile, splits: int)
     if splits == 1:
         return 1
     ((rows, columns, _),) = matrices(problem, pass_, tile, splits)
-    return cluster_splits(tile, splits, tile_count(tile, rows, columns) * problem.groups)
+    tiles = tile_count(tile, rows, columns) * problem.groups
+    return cluster_splits(problem, pass_, tile, splits, tiles)
 
 
 @cache
@@ -1046,21 +1053,21 @@ def pack_traversal(
     record = np.zeros(1, traversal_type(len(traversals_)))
     fields = record[0]
     cluster_rows = tile.block_m * tile.defines["CLUSTER"]
-    tiles_of_group = all_steps = 0
+    tiles = all_steps = 0
     for traversal, part, phase in zip(traversals_, parts, fields["phase"], strict=True):
         rows, columns, steps = part
         phase["tile_rows"] = -(-rows // cluster_rows)
         for name in _PHASE_FIELDS:
             phase[name] = _spatial(traversal, name)
-        tiles_of_group += int(phase["tile_rows"]) * -(-columns // tile.block_n)
+        tiles += int(phase["tile_rows"]) * -(-columns // tile.block_n)
         all_steps = max(all_steps, steps)
     # These fields are equal in all phases, but a phase without taps has no spacing.
     sample = next(traversal for traversal in traversals_ if has_taps(traversal))
     for name in _SHARED_FIELDS:
         fields[name] = _spatial(sample, name)
     fields["tile_columns"] = -(-columns // tile.block_n)
-    fields["tiles_of_group"] = tiles_of_group
-    fields["tiles"] = tiles_of_group * problem.groups * splits
+    fields["tiles_of_group"] = tiles
+    fields["tiles"] = tiles * problem.groups * splits
     fields["steps_of_split"] = -(-all_steps // splits)
     return record
 
@@ -1368,7 +1375,7 @@ class Persistent(Family):
                 here = tile_count(tile, rows, columns) * problem.groups
                 lengths.append((here * count, -(-steps // count)))
                 tiles += here
-            added = cluster_splits(tile, count, tiles)
+            added = cluster_splits(problem, request.pass_, tile, count, tiles)
             room = places(tile.defines["CLUSTER"] * added)
             sums = count * _split_bytes(request, tile) if count > added else 0
             if not request.affords(workspace + sums):

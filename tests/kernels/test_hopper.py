@@ -24,9 +24,11 @@ from tests.agreement import compute, fits, plan_with
 from tests.configurations import HOPPER_CASES, Data, in_formats, integer_data, random_data
 from tests.hopper import (
     ARCH,
+    BANDS,
     BY_PLANES,
     FAMILY,
     PLANES,
+    SINGLE,
     WIDE,
     last_axes,
     random_lines,
@@ -87,7 +89,8 @@ def test_clusters_add_splits_to_the_bits_of_the_second_launch(pass_, monkeypatch
     problem = last_axes(ConvProblem((2, 32, 12, 9), (72, 32, 3, 3), padding=1))[0]
     device, data = emulator.device(ARCH), random_data(problem)
     impl, _, precision = KINDS["tf32"]
-    for tile in (1, 5):
+    small = [tile for tile in BANDS if max(tile.block_m, tile.block_n) <= 128]
+    for tile in SINGLE[1::4] if pass_ == "forward" else small:
         results = []
         for turn, most in enumerate((8, 8, 1)):
             monkeypatch.setattr(hopper, "CLUSTER_BLOCKS", most)
@@ -100,6 +103,14 @@ def test_clusters_add_splits_to_the_bits_of_the_second_launch(pass_, monkeypatch
                 how = {"impl": plan, "arch": ARCH, "precision": precision}
                 results.append(compute(emulator, pass_, problem, data, **how))
         assert all((one == results[0]).all() for one in results)
+
+
+def test_pairs_of_blocks_reuse_stages_in_clusters_of_splits():
+    """Each split has more steps than a block has stages."""
+    problem = ConvProblem((1, 320, 9, 8), (136, 320, 3, 3), padding=1, dtype="float16")
+    for schedule in emulator.SCHEDULES:
+        with emulator.settings(schedule):
+            require_exact(last_axes(problem)[0], passes=("forward",), tile=WIDE[0], splits=4)
 
 
 def long_integers(problem: ConvProblem, pass_: str, share: int) -> Data:
@@ -250,37 +261,49 @@ def test_last_tile_of_tensors_beyond_32_bits():
 
 @pytest.mark.parametrize("places", [6, 32])
 def test_tiles_are_visited_in_bands(places):
-    """A band has eight rows of tiles, visited column by column, so that operands stay in L2.
-
-    The first block of a round of tiles is the last of the next round.
-    """
+    """A band has eight rows of tiles, visited column by column, so that operands stay in L2."""
     problem = ConvProblem(
         (1, 32, 40, 8), (128, 1, 1, 8), data_format="NHWC", filter_format="OHWI", dtype="float16"
     )  # fmt: skip
-    data = integer_data(problem)
-    expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **problem.keywords)
-    expected = expected.reshape(10, 128, 2, 64)
-    backend = emulator.convolutions.backend(ARCH)
-    backend.device = replace(backend.device, multiprocessors=places)
-    (tile,) = (t for t in WIDE if (t.block_m, t.block_n) == (128, 64))
-    chosen = plan_with(problem, "cuda-hopper", backend.device, tile=tile, passes=("forward",))
-    pass_plan = chosen["forward"]
-    assert pass_plan.tile == tile
     bands = (range(8), range(8, 10))
     tiles = [(row, column) for band in bands for column in range(2) for row in band]
     for block in range(min(places, len(tiles))):
-        y = emulator.memory.empty(problem.output_shape, np.float16, "y")
-        x, w = map(emulator.memory.array, (data.x, data.w))
-        with emulator.settings(blocks=[block]):
-            launches.run(backend, problem, pass_plan, x, w, y)
-        found = y.reshape(expected.shape)
-        rounds = range(0, len(tiles), places)
-        turns = (
-            first + (places - 1 - block if number % 2 else block)
-            for number, first in enumerate(rounds)
-        )
-        mine = {tiles[number] for number in turns if number < len(tiles)}
+        y, expected = tiles_of_block(problem, "forward", places, block)
+        mine = tiles[block::places]
+        found, expected = (one.reshape(10, 128, 2, 64) for one in (y, expected))
         for row, column in tiles:
             here = found[row, :, column]
             whole = expected[row, :, column] if (row, column) in mine else np.nan
             np.testing.assert_array_equal(here, np.broadcast_to(whole, here.shape))
+
+
+def test_first_block_of_a_round_has_the_last_tile_of_the_next():
+    """Each stride phase has two tiles; the blocks have tiles 0 and 3, and tiles 1 and 2."""
+    problem = ConvProblem((1, 512, 64), (64, 2, 64), stride=2, data_format="NWC",
+                          filter_format="OWI", dtype="float16")  # fmt: skip
+    for block, (even, odd) in enumerate(((0, 1), (1, 0))):
+        dx, expected = tiles_of_block(problem, "backprop_input", 2, block)
+        found, whole = (one.reshape(2, 128, 2, 64) for one in (dx, expected.copy()))
+        whole[1 - even, :, 0] = whole[1 - odd, :, 1] = np.nan
+        np.testing.assert_array_equal(found, whole)
+
+
+def tiles_of_block(problem, pass_, places, block):
+    """Return what one block of some multiprocessors writes, and the whole result."""
+    data = integer_data(problem)
+    data = replace(data, bias=np.zeros_like(data.bias))
+    backend = emulator.convolutions.backend(ARCH)
+    backend.device = replace(backend.device, multiprocessors=places)
+    (tile,) = (t for t in WIDE if (t.block_m, t.block_n) == (128, 64))
+    chosen = plan_with(problem, "cuda-hopper", backend.device, tile=tile, passes=(pass_,))
+    arrays = {"x": data.x, "w": data.w, "y": data.dy}
+    result = {"forward": "y", "backprop_input": "x"}[pass_]
+    arrays[result] = emulator.memory.empty(arrays[result].shape, np.float16, "result")
+    placed = [
+        one if name == result else emulator.memory.array(one, name) for name, one in arrays.items()
+    ]
+    with emulator.settings(blocks=[block]):
+        launches.run(backend, problem, chosen[pass_], *placed)
+    return placed[list(arrays).index(result)], compute(
+        cupyconv, pass_, problem, data, impl="reference"
+    )

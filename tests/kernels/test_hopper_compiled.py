@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from cupyconv import ConvProblem
@@ -19,6 +21,17 @@ from tests.launches import prepare
 def with_three_consumers(tiles):
     (tile,) = (tile for tile in tiles if consumers(tile.block_m) == 3)
     return tile
+
+
+DIVIDED = [
+    *product([ConvProblem((4, 14, 14, 512), (254, 3, 3, 512), padding=1, data_format="NHWC",
+                          filter_format="OHWI")], BANDS),
+    *product([ConvProblem((1, 8, 14, 14, 256), (254, 3, 3, 3, 256), padding=1, dtype="float16",
+                          data_format="NDHWC", filter_format="ODHWI")], WIDE),
+    *product([ConvProblem((4, 256, 16, 128), (256, 256, 3, 2), padding=(1, 0), dilation=(1, 8),
+                          dtype="float16")], PLANAR),
+]  # fmt: skip
+"""Layers whose filter gradients need many registers for addresses, with the tiles of each."""
 
 
 def variants():
@@ -64,7 +77,7 @@ def variants():
         (rows_last, "backprop_filter", PLANAR[2], 1),
         (single_last, "backprop_input", SINGLE[0], 1),
         (single_last, "backprop_filter", PLANES.tiles[1], 3),
-        (single, "backprop_filter", BANDS[0], 3),
+        *((problem, "backprop_filter", tile, 3) for problem, tile in DIVIDED),
         *(
             (problem, "backprop_filter", tile, splits)
             for tile in BANDS

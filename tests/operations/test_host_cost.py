@@ -4,6 +4,7 @@ The tests count all Python functions that a call enters, here with NumPy and wit
 tests/device/test_host_cost.py.  tests/gpu/loop.py measures times on a GPU.
 """
 
+import gc
 import sys
 
 import numpy as np
@@ -40,11 +41,13 @@ def entered(call):
         if event == "call" and not is_emulated(frame):
             found.append((frame.f_code.co_filename, frame.f_code.co_name))
 
+    gc.disable()  # packages may have added callbacks to the garbage collection
     sys.setprofile(profile)
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return found[1:]
 
 

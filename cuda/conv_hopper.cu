@@ -1276,6 +1276,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
            number += step, step = schedule.step_after(step)) {
         const Tile tile(number, schedule, p, traversal);
         producer.load(tile, Steps(tile, p, traversal));
+        if (CLUSTER_SPLITS > 1) break;  // these blocks compute one tile
       }
     }
 #if CLUSTER_SPLITS > 1
@@ -1306,6 +1307,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, 1)
       const Output output = {p, traversal, tile.group};
 #if CLUSTER_SPLITS > 1
       add_in_cluster(sums, tile, schedule, output, epilogue, c);
+      break;  // these blocks compute one tile
 #elif SPLIT
       const int rows = output.rows(tile.phase), pitch = output.pitch();
       const long long matrix = tile.split * p.groups + tile.group;

@@ -119,7 +119,8 @@ class Kernel(NamedTuple):
 
         ``places`` is the number of multiprocessors that its blocks can occupy, by default all.
         """
-        most = ceil(self.blocks / (places or chip.multiprocessors))  # of the busiest one
+        # The busiest multiprocessor computes this many blocks.
+        most = ceil(self.blocks / (places or chip.multiprocessors))
         waves, work = ceil(most / self.resident), self.work
         warps = max(min(most, self.resident), 1) * self.warps
         microseconds = most / (chip.clock * 1e3) * (1 + HALF_RATE_WARPS / warps)

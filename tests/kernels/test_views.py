@@ -435,9 +435,7 @@ LARGEST = np.finfo(np.float32).max
         ),
     ],
 )
-def test_values_that_tf32_rounds_to_infinity_reach_only_their_readers(
-    problem, pass_, operand, index, expected
-):
+def test_tf32_infinities_reach_only_their_readers(problem, pass_, operand, index, expected):
     data = Data(*(np.ones_like(array) for array in vars(integer_data(problem)).values()))
     getattr(data, operand)[index] = LARGEST
 

@@ -654,7 +654,7 @@ DENSE = ConvProblem(
 
 
 def test_cold_plan_enters_few_functions_and_checks_no_problem():
-    """A process of its own has empty caches.  The passes entered 5,200 to 7,000 functions."""
+    """A new process has empty caches.  The passes entered 5,200 to 7,000 functions."""
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for functions, problems in pool.map(measures.planned, PASSES, chunksize=1):
             assert functions < 2500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
@@ -39,14 +40,8 @@ ALIGNMENT = 16
 """Largest alignment in bytes that kernels use."""
 
 
-_AS_ON_A_GPU: Any = {"over": "ignore", "under": "ignore", "invalid": "ignore"}
-"""NumPy error handling: overflow, underflow and invalid operations are silent, as on a GPU."""
-
-
-class Backend:
-    """Device that computes the operations: the CPU, with NumPy arrays; GpuBackend is a GPU.
-
-    The modules of the CPU are imported for the first call.
+class Backend(ABC):
+    """Device that computes the operations; methods that are not abstract suit NumPy arrays.
 
     Attributes:
         device: description of the device for the planner.
@@ -57,8 +52,8 @@ class Backend:
             arrays.
     """
 
-    device: Device = CPU
-    home: arrays.Home = arrays.Home.CPU
+    device: Device
+    home: arrays.Home
     ordinal: int | None = None
     address: Any = None
 
@@ -66,12 +61,9 @@ class Backend:
         """Return whether the current stream is capturing a CUDA graph."""
         return False
 
+    @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an uninitialised array of a NumPy dtype."""
-        try:
-            return np.empty(shape, dtype)
-        except (MemoryError, ValueError):  # ValueError: the size overflows an integer
-            raise MemoryError(memory_text(shape, np.dtype(dtype).name)) from None
 
     def conjugate(self, array: Any) -> Any | None:
         """Return a contiguous conjugated copy of a complex array.
@@ -81,21 +73,19 @@ class Backend:
         """
         return None
 
+    @abstractmethod
     def extended(self, array: Any, shape: tuple[int, ...]) -> Any:
         """Return a contiguous copy that has ``shape``, with zeros added at the end of each axis."""
-        copied = self.empty(shape, array.dtype)
-        copied.fill(0)
-        copied[tuple(map(slice, array.shape))] = array
-        return copied
 
+    @abstractmethod
     def copy(self, target: Any, source: Any) -> None:
         """Copy the elements of ``source`` to ``target``, which has the same shape and dtype."""
-        target[...] = source
 
     def like(self, layout: Any) -> Any:
         """Return an uninitialised array with the shape, strides and dtype of ``layout``."""
         raise NotImplementedError
 
+    @abstractmethod
     def addend(self, add: Any, result: Any) -> Any:
         """Return ``add``, or a copy that a pass can read while it writes ``result``.
 
@@ -103,8 +93,8 @@ class Backend:
             add: ``result`` itself, or an array of its shape that shares no memory with it.
             result: array that the pass will write; it is not changed.
         """
-        return add.copy() if arrays.are_same(add, result, self.home) else add
 
+    @abstractmethod
     def prepare(
         self,
         request: Request,
@@ -126,20 +116,6 @@ class Backend:
             conjugates: whether backprop_input conjugates a complex w.  A backend whose
                 ``conjugate`` returns a copy always conjugates.
         """
-        name = "reference" if planned.implementation == "reference" else "blocked"
-        module = import_module(f"cupyconv.cpu.{name}")
-        how = planned.pass_, planned.method, epilogue.activation, conjugates
-        compute = module.prepare(request.problem, *how)
-        x, w, y = ((0, 1, 4)[roles.index(role)] for role in "xwy")
-        in_order = itemgetter(x, w, y, 2, 3)
-        return lambda operands: self.run(planned, compute, in_order(operands))
-
-    def run(self, planned: PassPlan, compute: Callable[..., None], arrays: Arrays) -> None:
-        """Run one planned pass on the CPU: call ``compute`` with x, w, y, bias and addend."""
-        from cupyconv.cpu.threads import with_one_blas_thread
-
-        with np.errstate(**_AS_ON_A_GPU):
-            with_one_blas_thread(partial(compute, *arrays))
 
     def filter_form(self, request: Request, planned: PassPlan) -> FilterForm | None:
         """Return the memory order to which a pass copies w; None if the pass reads w itself."""
@@ -149,6 +125,7 @@ class Backend:
         """Return a copy of w in the memory order ``form``, which ``filter_form`` returned."""
         raise NotImplementedError
 
+    @abstractmethod
     def prepare_bias(
         self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
     ) -> Run:
@@ -158,10 +135,78 @@ class Backend:
             strides: strides of dy and db; ignored on the CPU.
             workspace_limit: largest workspace in bytes, or None; ignored on the CPU.
         """
+
+    @abstractmethod
+    def load(self, runs: Iterable[Run]) -> None:
+        """Load the kernels of all runs at once, before the runs are called.
+
+        Raises:
+            KernelCompileError: a kernel does not compile.
+        """
+
+
+_AS_ON_A_GPU: Any = {"over": "ignore", "under": "ignore", "invalid": "ignore"}
+"""NumPy error handling: overflow, underflow and invalid operations are silent, as on a GPU."""
+
+
+class CpuBackend(Backend):
+    """Backend of NumPy arrays; its modules are imported for the first call."""
+
+    device = CPU
+    home = arrays.Home.CPU
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        try:
+            return np.empty(shape, dtype)
+        except (MemoryError, ValueError):  # ValueError: the size overflows an integer
+            raise MemoryError(memory_text(shape, np.dtype(dtype).name)) from None
+
+    def extended(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        copied = self.empty(shape, array.dtype)
+        copied.fill(0)
+        copied[tuple(map(slice, array.shape))] = array
+        return copied
+
+    def copy(self, target: np.ndarray, source: np.ndarray) -> None:
+        target[...] = source
+
+    def addend(self, add: np.ndarray, result: np.ndarray) -> np.ndarray:
+        return add.copy() if arrays.are_same(add, result, self.home) else add
+
+    def prepare(
+        self,
+        request: Request,
+        planned: PassPlan,
+        roles: Roles,
+        epilogue: Epilogue = PLAIN,
+        copied_filter: tuple[FilterForm, Any] | None = None,
+        conjugates: bool = True,
+    ) -> Run:
+        name = "reference" if planned.implementation == "reference" else "blocked"
+        module = import_module(f"cupyconv.cpu.{name}")
+        how = planned.pass_, planned.method, epilogue.activation, conjugates
+        compute = module.prepare(request.problem, *how)
+        x, w, y = ((0, 1, 4)[roles.index(role)] for role in "xwy")
+        in_order = itemgetter(x, w, y, 2, 3)
+        return lambda operands: self.run(planned, compute, in_order(operands))
+
+    def run(self, planned: PassPlan, compute: Callable[..., None], arrays: Arrays) -> None:
+        """Run one planned pass: call ``compute`` with x, w, y, bias and addend."""
+        from cupyconv.cpu.threads import with_one_blas_thread
+
+        with np.errstate(**_AS_ON_A_GPU):
+            with_one_blas_thread(partial(compute, *arrays))
+
+    def prepare_bias(
+        self, problem: ConvProblem, strides: Strides | None, workspace_limit: int | None
+    ) -> Run:
         return lambda operands: self.sum_bias(problem, operands[0], operands[4])
 
+    def load(self, runs: Iterable[Run]) -> None:
+        """Do nothing: NumPy has no kernels to load."""
+
     def sum_bias(self, problem: ConvProblem, dy: np.ndarray, db: np.ndarray) -> None:
-        """Compute db[k] = sum of dy over the batch and the spatial axes, on the CPU."""
+        """Compute db[k] = sum of dy over the batch and the spatial axes."""
         from cupyconv.cpu.views import data_view
 
         view = data_view(problem, dy)
@@ -169,13 +214,6 @@ class Backend:
         with np.errstate(**_AS_ON_A_GPU):
             wide = np.complex128 if problem.is_complex else np.float64
             db[...] = view.sum(axis=axes, dtype=wide).reshape(problem.bias_shape)
-
-    def load(self, runs: Iterable[Run]) -> None:
-        """Load the kernels of all runs at once, before the runs are called; NumPy has none.
-
-        Raises:
-            KernelCompileError: a kernel does not compile.
-        """
 
 
 class GpuBackend(Backend):
@@ -411,7 +449,7 @@ DESCRIBE: dict[type, Describe] = {np.ndarray: _describe_numpy}
 Every call looks up its first operand's type.  The first backend of a GPU adds cupy.ndarray.
 """
 
-_CPU = Backend()
+_CPU = CpuBackend()
 
 
 def of(home: arrays.Home) -> Backend:

@@ -138,7 +138,7 @@ class EmulatorBackend(backends.GpuBackend):
         return memory.like(np.conjugate(array, order="C"), "conjugate")
 
     def extended(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        return memory.like(backends.Backend().extended(array, shape), "extended")
+        return memory.like(backends.CpuBackend().extended(array, shape), "extended")
 
     def like(self, layout: np.ndarray, address: int = 0) -> np.ndarray:
         return memory.like(layout, "add", read_only=False)

@@ -48,7 +48,7 @@ def nothing_is_computed(monkeypatch):
         raise AssertionError("a result was allocated or computed before the input was rejected")
 
     for name in ("empty", "run", "sum_bias"):
-        monkeypatch.setattr(backends.Backend, name, forbidden)
+        monkeypatch.setattr(backends.CpuBackend, name, forbidden)
 
 
 # -- messages --------------------------------------------------------------------------------------

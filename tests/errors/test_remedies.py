@@ -39,7 +39,7 @@ def stop_after_checks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ReachedError
 
     for name in ("empty", "run", "sum_bias", "conjugate"):
-        monkeypatch.setattr(backends.Backend, name, reached, raising=False)
+        monkeypatch.setattr(backends.CpuBackend, name, reached, raising=False)
 
 
 @pytest.fixture(autouse=True)

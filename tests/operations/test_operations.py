@@ -298,7 +298,7 @@ def test_backward_computes_only_the_needed_gradients(needs, monkeypatch):
     from cupyconv import backends
 
     computed = []
-    cpu = backends.Backend
+    cpu = backends.CpuBackend
     run, sum_bias = cpu.run, cpu.sum_bias
     monkeypatch.setattr(
         cpu, "run", lambda self, plan, *a: (computed.append(plan.pass_), run(self, plan, *a))

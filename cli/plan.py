@@ -304,8 +304,11 @@ def _totals_json(plans: Sequence[LayerPlan]) -> dict[str, Any]:
         "device": plans[0].plan.device.name,
         "tensors": _totals(plans),
         "slowest": [
-            {"name": one.layer.name, "microseconds": one.microseconds, "instead": totals}
+            {
+                "name": one.layer.name,
+                "microseconds": one.microseconds,
+                "instead": _setting_totals(one),
+            }
             for one in _slowest(plans)
-            for totals in [_setting_totals(one)]
         ],
     }

@@ -286,13 +286,14 @@ class Truth:
 
     def against_reference(self, results: Results) -> list[Agreement]:
         """Compare each result with the reference, element by element."""
-        return [
-            Agreement(
-                *("float64 reference", name, f"all {array.size} elements", array.size),
-                *(self.difference(name, array), self.bounds[name]),
+        agreements = []
+        for name, array in results._asdict().items():
+            count, difference = array.size, self.difference(name, array)
+            compared, bound = f"all {count} elements", self.bounds[name]
+            agreements.append(
+                Agreement("float64 reference", name, compared, count, difference, bound)
             )
-            for name, array in results._asdict().items()
-        ]
+        return agreements
 
     # -- finite differences ---------------------------------------------------------------------
 
@@ -314,7 +315,9 @@ class Truth:
         self, name: str, gradient: np.ndarray, generator: np.random.Generator, floor: float
     ) -> Agreement:
         singles = min(SINGLE_ELEMENTS, gradient.size) if name != "db" else 0
-        changed = f"all {gradient.size} changed at once" + (f", {singles} singly" * bool(singles))
+        changed = f"all {gradient.size} changed at once"
+        if singles:
+            changed += f", {singles} singly"
         difference = self._worst_slope(name, gradient.astype(self._wide), singles, generator)
         bound = _DEVIATIONS * self.bounds[name] + floor
         return Agreement("finite differences", name, changed, 1 + singles, difference, bound)

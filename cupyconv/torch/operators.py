@@ -92,16 +92,29 @@ def _run_backprop_filter(x, filter_shape, dy, *window):
 
 
 def require_layer(
-    shapes: tuple[Any, ...], layer: tuple[Any, ...], *how: Any, dtype: torch.dtype = torch.float32
+    shapes: tuple[Any, ...],
+    layer: tuple[Any, ...],
+    names: Names = _PLAIN,
+    sizes: tuple[str, ...] = (),
+    bias_shape: tuple[int, ...] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Check the shapes of a call, unless some are symbolic; arguments are as for ``_layer``.
+    """Check the shapes of a call, unless some are symbolic.
+
+    Args:
+        shapes: shapes of x, w and y; None if y is not an argument.
+        layer: stride, padding, dilation and groups, as the operators take them.
+        names: the caller's names of the tensors.
+        sizes: names of the shapes that are arguments of the call: "input_shape", "filter_shape".
+        bias_shape: shape of the bias over y's channels, or over x's channels if y is an argument.
+        dtype: dtype of the tensors.
 
     Raises:
         ConvError: the convolution is invalid, or its output does not have y's shape.
     """
     *window, groups = layer
     if not _is_symbolic(*(shape or () for shape in shapes), *window, (groups,)):
-        _layer(shapes, dtype, layer, *how)
+        _layer(shapes, dtype, layer, names, sizes, bias_shape)
 
 
 def result_shape(
@@ -124,18 +137,21 @@ def result_shape(
 
 
 def _layer(
-    shapes: tuple[Any, ...], dtype: torch.dtype, layer: tuple[Any, ...], *how: Any
+    shapes: tuple[Any, ...],
+    dtype: torch.dtype,
+    layer: tuple[Any, ...],
+    names: Names = _PLAIN,
+    sizes: tuple[str, ...] = (),
+    bias_shape: tuple[int, ...] | None = None,
 ) -> tuple[ConvProblem, dict[str, Any]]:
     """Check a call; return its problem and the keyword arguments of cupyconv's functions.
 
-    Args:
-        shapes: shapes of x, w and y; None if y is not an argument.
-        layer: stride, padding, dilation and groups, as the operators take them.
-        how: the last arguments of ``_checked_layer``.
+    The arguments are those of ``require_layer``.
     """
     *window, groups = layer
     plain = tuple(None if shape is None else tuple(shape) for shape in shapes)
-    return _checked_layer(plain, dtype, (*map(tuple, window), groups), *how)
+    plain_layer = (*map(tuple, window), groups)
+    return _checked_layer(plain, dtype, plain_layer, names, sizes, bias_shape)
 
 
 @lru_cache(maxsize=4096)
@@ -143,17 +159,10 @@ def _checked_layer(
     shapes: tuple[tuple[int, ...] | None, ...],
     dtype: torch.dtype,
     window: tuple[Any, ...],
-    names: Names = _PLAIN,
-    sizes: tuple[str, ...] = (),
-    bias_shape: tuple[int, ...] | None = None,
+    names: Names,
+    sizes: tuple[str, ...],
+    bias_shape: tuple[int, ...] | None,
 ) -> tuple[ConvProblem, dict[str, Any]]:
-    """Run ``_layer``.
-
-    Args:
-        names: the caller's names of the tensors.
-        sizes: names of the shapes that are arguments of the call: "input_shape", "filter_shape".
-        bias_shape: shape of the bias over y's channels, or over x's channels if y is an argument.
-    """
     stride, padding, dilation, groups = window
     layer: dict[str, Any] = {
         "stride": stride,

@@ -1368,14 +1368,14 @@ class Persistent(Family):
         problem, chip = request.problem, request.chip
         moved, workspace, copied, summary = self.before(request, tile)
         of_step, stored = self._work(request, tile)
-        found = []
+        read, found = layout_of(request, tile).problem, []
         for count in splits:
             lengths, tiles = [], 0
             for rows, columns, steps in _matrices(request, tile, count, divided):
                 here = tile_count(tile, rows, columns) * problem.groups
                 lengths.append((here * count, -(-steps // count)))
                 tiles += here
-            added = cluster_splits(problem, request.pass_, tile, count, tiles)
+            added = cluster_splits(read, request.pass_, tile, count, tiles)
             room = places(tile.defines["CLUSTER"] * added)
             sums = count * _split_bytes(request, tile) if count > added else 0
             if not request.affords(workspace + sums):

@@ -1129,6 +1129,7 @@ struct Consumer {
   __device__ __forceinline__ void multiply_tile(Sums& sums, int steps) {
     clear(sums);
 #if PLANES == 1
+    ptx::wgmma_keep(sums);  // a move after the loop would make the assembler wait for each product
     multiply_steps(sums, steps);
 #else
 #pragma unroll 1

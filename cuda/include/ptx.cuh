@@ -543,6 +543,11 @@ __device__ __forceinline__ void setmaxnreg_dec() {
       _Pragma("unroll") for (int j = 0; j < COUNT; ++j) \
           asm volatile("// tied %0" : "+f"(d[i][j])::"memory")
 
+// Keeps accumulators in their registers, also where the compiler knows their values.
+template <int PRODUCTS, int COUNT>
+__device__ __forceinline__ void wgmma_keep(float (&d)[PRODUCTS][COUNT]) {
+  PTX_TIE(d);
+}
 // wgmma.fence: call it before the first wgmma on the accumulators d, and again after threads access d.
 template <int PRODUCTS, int COUNT>
 __device__ __forceinline__ void wgmma_fence(float (&d)[PRODUCTS][COUNT]) {

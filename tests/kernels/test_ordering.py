@@ -33,31 +33,14 @@ def one_of_each(form: str) -> list[Launch]:
 
 _REGISTER = re.compile(r"%f\d+")
 _TIE = re.compile(r"// tied (%f\d+)")
-_BRANCH = re.compile(r"(@\S+\s+)?bra(?:\.uni)?\s+(\S+);")
-
-
-def in_flight(lines: list[str]) -> set[int]:
-    """Return the lines that can run after a fence and before all products have been waited for."""
-    labels = {line[:-1]: at for at, line in enumerate(lines) if line.endswith(":")}
-    pending = [at + 1 for at, line in enumerate(lines) if line.startswith("wgmma.fence")]
-    found: set[int] = set()
-    while pending:
-        at = pending.pop()
-        while at not in found and not re.match(r"wgmma\.wait_group\S* \s*0;|ret;", lines[at]):
-            found.add(at)
-            branch = _BRANCH.fullmatch(lines[at])
-            if branch and branch[1]:
-                pending.append(labels[branch[2]])
-            at = labels[branch[2]] if branch and not branch[1] else at + 1
-    return found
 
 
 def untied(ptx: str) -> list[str]:
     """Return fences and waits of a kernel that lack ties, and other uses of accumulators between.
 
     A product reads and writes its accumulators while other instructions run.  Therefore all
-    accumulators must be tied directly before each fence and directly after each wait.  Until all
-    products have been waited for, only products and ties may name accumulators.
+    accumulators must be tied directly before each fence and directly after each wait.  Between the
+    first fence and the last wait, only products and ties may name accumulators.
     """
     lines = [line.strip() for line in ptx.splitlines()]
     lines = [line for line in lines if line and not line.startswith((".loc", "// begin", "// end"))]
@@ -76,7 +59,7 @@ def untied(ptx: str) -> list[str]:
 
     wrong = [f"fence of {at}" for at in fences if not ties(at, -1) >= accumulators]
     wrong += [f"wait of {at}" for at in waits if not ties(at, 1) >= accumulators]
-    for line in (lines[at] for at in sorted(in_flight(lines))):
+    for line in lines[fences[0] : waits[-1]]:
         named = accumulators.intersection(_REGISTER.findall(line))
         if named and line not in products and not _TIE.fullmatch(line):
             wrong.append(line)

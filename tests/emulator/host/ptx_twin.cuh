@@ -276,6 +276,8 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   emulator::set_max_registers(REGISTERS, false);
 }
 template <int PRODUCTS, int COUNT>
+__device__ __forceinline__ void wgmma_keep(float (&d)[PRODUCTS][COUNT]) {}  // for compilers
+template <int PRODUCTS, int COUNT>
 __device__ __forceinline__ void wgmma_fence(float (&d)[PRODUCTS][COUNT]) {
   emulator::warpgroup_fence();
 }

@@ -223,7 +223,7 @@ class Explanation:
         return page.html(self.problem, self.data, self.document, marked, self.is_transposed)
 
     def _marked(self, element: str) -> Element | None:
-        return self.element(element) if element or not isinstance(element, str | None) else None
+        return None if isinstance(element, str | None) and not element else self.element(element)
 
     def show(self, element: str = "") -> Page:
         """Show the page: below the cell in Jupyter, otherwise in a browser.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cupyconv.kernels import cost, parameters, streaming
 from cupyconv.kernels.calibration import prices
 from cupyconv.kernels.family import accumulator_bytes, spatial
-from cupyconv.kernels.limits import Count, window_count
+from cupyconv.kernels.limits import LARGEST_EDGE, Count, window_count
 from cupyconv.kernels.request import Epilogue, Request
 from cupyconv.kernels.strides import neighbours
 from cupyconv.launch import STORAGE
@@ -39,10 +39,6 @@ MAX_COLUMNS = 96
 MOST_PASSED = 1 << 16
 """Largest number of source rows that the loop of a tile steps over, including rows without a tap
 (hand-set)."""
-
-LARGEST_EDGE = 8
-"""Largest number of pixels of a thread's tile along an axis (hand-set).  In backprop_input, the
-number of pixels is a multiple of the stride."""
 
 _THREADS = 128
 """Largest number of threads per block (hand-set)."""

@@ -7,6 +7,7 @@ from itertools import chain
 from math import prod
 from typing import NamedTuple
 
+from cupyconv.kernels.cost import REGISTERS
 from cupyconv.kernels.strides import Strides
 from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem
 
@@ -21,8 +22,9 @@ LARGEST_EDGE = 8
 """Largest number of pixels, along an axis, of the tile of a thread of cuda-direct (hand-set).  In
 backprop_input, the number of pixels is a multiple of the stride."""
 
-MARGIN = 2**16
-"""Number of elements added to every index range, more than any tile has (hand-set)."""
+MARGIN = REGISTERS
+"""Number of elements added to every index range.  No tile has more elements, since the sums of a
+tile are in the registers of one multiprocessor."""
 
 
 class Count(NamedTuple):

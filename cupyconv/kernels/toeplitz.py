@@ -29,12 +29,9 @@ CHANNELS = 8
 THREADS = 32 * CHANNELS
 """Threads per block."""
 
-LARGEST_FILTER = 64
-"""Largest number of taps of a filter row (hand-set).  With these taps, a strip reads 9 blocks of 8
-columns, in 5 products."""
-
-_LARGEST_STRIPS = 8
-"""Largest number of strips of 8 columns per block (hand-set)."""
+LARGEST_ROW = 64
+"""Largest number of columns of a block's part, and of taps of a filter row (hand-set).  With these
+taps, a strip of 8 columns reads 9 blocks of 8 columns, in 5 products."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +134,7 @@ def _most_shared(request: Request) -> int:
 def _tilings(request: Request) -> Iterator[Tiling]:
     height, width = _divided_sizes(request)
     rows = request.problem.N * height
-    strips = min(-(-width // 8), _LARGEST_STRIPS)
+    strips = -(-min(width, LARGEST_ROW) // 8)
     choices = product((2, 1) if rows > 16 else (1,), (0, 1), range(strips, 0, -1))
     return (Tiling(*each) for each in choices)
 
@@ -260,9 +257,8 @@ class Toeplitz(streaming.Streaming[Geometry]):
             return "cuda-toeplitz takes 1-D and 2-D layers"
         if set(problem.stride) != {1} or set(problem.dilation) != {1}:
             return "cuda-toeplitz takes stride 1 and dilation 1"
-        if problem.filter_sizes[-1] > LARGEST_FILTER:
-            taps = problem.filter_sizes[-1]
-            return f"cuda-toeplitz takes filter rows of up to {LARGEST_FILTER} taps, not {taps}"
+        if (taps := problem.filter_sizes[-1]) > LARGEST_ROW:
+            return f"cuda-toeplitz takes filter rows of up to {LARGEST_ROW} taps, not {taps}"
         if -(-problem.groups // CHANNELS) >= 2**16:
             return "the channels need more blocks than a launch can have"
         if not ranked_tilings(request):

@@ -532,6 +532,8 @@ class Direct(streaming.Streaming[Geometry]):
     name = "cuda-direct"
     summary = "tiles of neighbouring pixels and channels, for groups of few channels"
     tiling = Tiling
+    tilings = staticmethod(ranked_tilings)
+    find = staticmethod(geometry)
 
     def refuses_layer(self, request: Request) -> str | None:
         problem, pass_ = request.problem, request.pass_
@@ -569,12 +571,6 @@ class Direct(streaming.Streaming[Geometry]):
     def counts_of(self, request: Request, geom: Geometry) -> Iterator[Count]:
         yield window_count(request.problem)
         yield Count("input rows under a tile", geom.down.passed, MOST_PASSED)
-
-    def tilings(self, request: Request) -> tuple[Tiling, ...]:
-        return ranked_tilings(request)
-
-    def find(self, request: Request, tiling: Tiling) -> Geometry | None:
-        return geometry(request, tiling)
 
     def schedule(self, request: Request, geom: Geometry, each: int) -> tuple[np.ndarray]:
         """Return the struct TileSchedule for blocks that compute ``each`` rounds of tiles."""

@@ -429,6 +429,8 @@ class Patch(streaming.Streaming[Geometry]):
         "the tensor cores"
     )
     tiling = Tiling
+    tilings = staticmethod(ranked_tilings)
+    find = staticmethod(geometry)
 
     def refuses_layer(self, request: Request) -> str | None:
         refusal, problem = mma_refuses(request), request.problem
@@ -450,12 +452,6 @@ class Patch(streaming.Streaming[Geometry]):
         lines = 1 if access_of(request).x_last else request.problem.C
         reach = spatial(request.problem.stride)[1] * lines * geom.line_pitch
         yield Count("elements between adjacent rows of windows", reach, 2**31 - 1)
-
-    def tilings(self, request: Request) -> tuple[Tiling, ...]:
-        return ranked_tilings(request)
-
-    def find(self, request: Request, tiling: Tiling) -> Geometry | None:
-        return geometry(request, tiling)
 
     def defines(self, request: Request, geom: Geometry, epilogue: Epilogue) -> dict[str, str | int]:
         problem, access, tiling = request.problem, access_of(request), geom.tiling

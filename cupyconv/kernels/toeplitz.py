@@ -244,6 +244,8 @@ class Toeplitz(streaming.Streaming[Geometry]):
     name = "cuda-toeplitz"
     summary = "rows of a channel times the filter's rows as Toeplitz matrices, on the tensor cores"
     tiling = Tiling
+    tilings = staticmethod(ranked_tilings)
+    find = staticmethod(geometry)
 
     def refuses_layer(self, request: Request) -> str | None:
         problem = request.problem
@@ -268,12 +270,6 @@ class Toeplitz(streaming.Streaming[Geometry]):
     def counts_of(self, request: Request, geom: Geometry) -> Iterator[Count]:
         yield Count("blocks", geom.work_tiles, MOST_BLOCKS)
         yield Count("parts of the filter's rows", geom.shares, 2**16 - 1)
-
-    def tilings(self, request: Request) -> tuple[Tiling, ...]:
-        return ranked_tilings(request)
-
-    def find(self, request: Request, tiling: Tiling) -> Geometry | None:
-        return geometry(request, tiling)
 
     def defines(self, request: Request, geom: Geometry, epilogue: Epilogue) -> dict[str, str | int]:
         problem, pass_ = request.problem, request.pass_

@@ -12,7 +12,7 @@ from math import prod
 from cupyconv.errors import ConvError
 from cupyconv.kernels import parameters
 from cupyconv.kernels.cost import ADDING_THREADS
-from cupyconv.kernels.device import Device
+from cupyconv.kernels.device import CHIPS, Device
 from cupyconv.kernels.family import accumulator_bytes
 from cupyconv.kernels.limits import MOST_BLOCKS
 from cupyconv.kernels.strides import Strides, followers, neighbours
@@ -25,12 +25,9 @@ THREADS = 256
 _LEAST_VECTORS = 16
 """Smallest number of vectors per thread in a chunk; smaller chunks are too costly (hand-set)."""
 
-_MOST_CHUNKS = 1024
-"""Largest number of chunks (hand-set)."""
-
-_BLOCKS_PER_SM = 4
-"""Number of blocks per SM that the choice of chunks aims at (hand-set).  Four blocks have 32 warps,
-and each thread has four vector loads in flight."""
+_BLOCKS_PER_SM = min(chip.threads for chip in CHIPS.values()) // THREADS
+"""Number of blocks per SM that the choice of chunks aims at: blocks that are resident together on
+every chip.  Each thread has four vector loads in flight."""
 
 
 def prepare_bias(
@@ -75,7 +72,7 @@ def prepare_bias(
     pixels = problem.N * prod(problem.output_sizes)
     wanted = -(-_BLOCKS_PER_SM * device.chip.multiprocessors // blocks)
     steps = -(-pixels // step)
-    chunks = min(wanted, steps // _LEAST_VECTORS, _MOST_CHUNKS)
+    chunks = min(wanted, steps // _LEAST_VECTORS)
     chunk_bytes = problem.K * accumulator_bytes(problem)
     if workspace_limit is not None:
         chunks = min(chunks, workspace_limit // chunk_bytes)

@@ -24,6 +24,9 @@ PIECE_BYTES = 16
 """Bytes per vector.  Rows of copies begin at multiples of this size, as TMA requires of addresses
 and strides (CUDA's rule)."""
 
+LINE_BYTES = 128
+"""Bytes per line of cuda-hopper in shared memory, the span of the swizzle (hardware)."""
+
 ROLES_OF = {
     "forward": ("x", "w", "y"),
     "backprop_input": ("y", "w", "x"),

@@ -39,6 +39,9 @@ DEVICES = ("cpu", *(f"sm_{major}{minor}" for major, minor in CAPABILITIES))
 RESERVED_SHARED = 1 << 10
 """Bytes of shared memory that the system reserves per block (CUDA's rule)."""
 
+BLOCKS_PER_SM = 16
+"""Number of resident blocks that a multiprocessor of every chip supports (CUDA's rule)."""
+
 
 @dataclass(frozen=True)
 class Chip:

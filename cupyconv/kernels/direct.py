@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cupyconv.kernels import cost, parameters, streaming
 from cupyconv.kernels.calibration import prices
+from cupyconv.kernels.copies import PIECE_BYTES
 from cupyconv.kernels.family import accumulator_bytes, spatial
-from cupyconv.kernels.limits import Count, window_count
+from cupyconv.kernels.limits import LARGEST_EDGE, Count, window_count
 from cupyconv.kernels.request import Epilogue, Request
 from cupyconv.kernels.strides import neighbours
 from cupyconv.launch import STORAGE
@@ -40,27 +41,29 @@ MOST_PASSED = 1 << 16
 """Largest number of source rows that the loop of a tile steps over, including rows without a tap
 (hand-set)."""
 
-LARGEST_EDGE = 8
-"""Largest number of pixels of a thread's tile along an axis (hand-set).  In backprop_input, the
-number of pixels is a multiple of the stride."""
+_WARP = 32
+"""Threads per warp (hardware), the most threads of a block along the channels: the channels of more
+threads would not be in one access."""
 
-_THREADS = 128
-"""Largest number of threads per block (hand-set)."""
+_THREADS = _WARP * cost.ISSUED
+"""Largest number of threads per block: a warp for each scheduler of a multiprocessor."""
 
-_MOST_LANES = 32
-"""Largest number of threads of a block along the channels (hand-set)."""
-
-_EVEN_LANES = (16, 8)
-"""Numbers of threads along the channels that divide a warp (hand-set)."""
+_EVEN_LANES = tuple(
+    lanes
+    for lanes in range(_WARP // 2, 0, -1)
+    if _WARP % lanes == 0 and 4 * lanes % cost.SECTOR_BYTES == 0
+)
+"""Numbers of threads along the channels that divide a warp and load whole sectors of float32."""
 
 _STAGED_BYTES = 32 << 10
-"""Largest shared memory for the filter, in bytes (hand-set)."""
+"""Largest shared memory for the filter, or for sums of threads, in bytes per block (hand-set)."""
 
-_MOST_VECTOR = 4
-"""Largest number of channels per thread (hand-set)."""
+_MOST_VECTOR = PIECE_BYTES // 4
+"""Largest number of channels per thread: the float32 values of a vector access, in which a thread
+loads its part of the filter from shared memory."""
 
-_MOST_SUMS = 64
-"""Largest number of registers per thread for sums (hand-set)."""
+_MOST_SUMS = _STAGED_BYTES // (4 * _THREADS)
+"""Largest number of registers per thread for sums: a block adds them up in shared memory."""
 
 _STREAMED = 32
 """Largest number of registers per thread for the part of a filter row that is loaded at once
@@ -230,7 +233,7 @@ def _is_legal(request: Request, tiling: Tiling) -> bool:
     channels = problem.groups if outs == ins == 1 else outs
     if not 1 <= tiling.vector <= _MOST_VECTOR or channels % tiling.vector:
         return False
-    most_lanes = _MOST_LANES
+    most_lanes = _WARP
     if pass_ != "backprop_filter":
         most_lanes = min(most_lanes, _STAGED_BYTES // filter_bytes(problem, pass_, tiling.vector))
     return (
@@ -273,7 +276,7 @@ def _lane_counts(request: Request, vector: int) -> Iterator[int]:
     problem, pass_, memory = request.problem, request.pass_, request.memory
     channel = problem.data_axes[1]
     # Adjacent threads access adjacent elements: channels if they are contiguous, else pixels.
-    most = _MOST_LANES if 1 in (memory.x[channel], memory.y[channel]) else 1
+    most = _WARP if 1 in (memory.x[channel], memory.y[channel]) else 1
     if pass_ != "backprop_filter":
         most = min(most, _STAGED_BYTES // filter_bytes(problem, pass_, vector))
     if most == 0:
@@ -529,6 +532,8 @@ class Direct(streaming.Streaming[Geometry]):
     name = "cuda-direct"
     summary = "tiles of neighbouring pixels and channels, for groups of few channels"
     tiling = Tiling
+    tilings = staticmethod(ranked_tilings)
+    find = staticmethod(geometry)
 
     def refuses_layer(self, request: Request) -> str | None:
         problem, pass_ = request.problem, request.pass_
@@ -566,12 +571,6 @@ class Direct(streaming.Streaming[Geometry]):
     def counts_of(self, request: Request, geom: Geometry) -> Iterator[Count]:
         yield window_count(request.problem)
         yield Count("input rows under a tile", geom.down.passed, MOST_PASSED)
-
-    def tilings(self, request: Request) -> tuple[Tiling, ...]:
-        return ranked_tilings(request)
-
-    def find(self, request: Request, tiling: Tiling) -> Geometry | None:
-        return geometry(request, tiling)
 
     def schedule(self, request: Request, geom: Geometry, each: int) -> tuple[np.ndarray]:
         """Return the struct TileSchedule for blocks that compute ``each`` rounds of tiles."""

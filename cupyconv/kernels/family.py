@@ -164,8 +164,8 @@ class Family(ABC):
     def candidates(self, request: Request) -> Sequence[Candidate]:
         """Return the candidates within the workspace limit, for a supported request."""
 
-    def alternatives(self, request: Request) -> Sequence[Candidate]:
-        """Return further candidates that only autotuning tries, the most promising first."""
+    def alternatives(self, request: Request, count: int) -> Sequence[Candidate]:
+        """Return at most ``count`` more candidates to autotune, the most promising first."""
         return ()
 
     @abstractmethod

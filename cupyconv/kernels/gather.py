@@ -23,7 +23,7 @@ from cupyconv.kernels.copies import (
     copy_bytes,
     shape_of,
 )
-from cupyconv.kernels.device import RESERVED_SHARED, Device
+from cupyconv.kernels.device import BLOCKS_PER_SM, RESERVED_SHARED, Device
 from cupyconv.kernels.family import (
     Candidate,
     Choices,
@@ -56,8 +56,9 @@ MOST_TAP_BITS = 255
 MOST_SPLITS = (1 << 16) - 1
 """Largest number of splits, which are blocks along the second axis of the grid (CUDA's rule)."""
 
-BLOCKS = (1, 2, 4, 8, 16)
-"""Numbers of blocks per SM that the choice of splits aims at (hand-set)."""
+BLOCKS = tuple(1 << power for power in range(BLOCKS_PER_SM.bit_length()))
+"""Numbers of blocks per SM that the choice of splits aims at: the powers of two that are resident
+on every chip."""
 
 MOST_STAGES = 4
 """Largest number of stages of the pipeline (hand-set)."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from cupyconv.formats import data_formats, filter_formats
 from cupyconv.kernels import cost, frames, parameters
 from cupyconv.kernels.copies import (
+    LINE_BYTES,
     PIECE_BYTES,
     ROLES_OF,
     arrange,
@@ -53,9 +54,6 @@ from cupyconv.problem import ITEMSIZE, PASSES, ConvAxis, ConvProblem, derived
 
 if TYPE_CHECKING:
     import numpy as np
-
-LINE_BYTES = 128
-"""Bytes per line in shared memory, the span of the swizzle (hardware)."""
 
 BARRIER_BYTES = 8
 """Bytes per mbarrier (hardware)."""

@@ -7,6 +7,7 @@ from itertools import chain
 from math import prod
 from typing import NamedTuple
 
+from cupyconv.kernels.cost import REGISTERS
 from cupyconv.kernels.strides import Strides
 from cupyconv.problem import ITEMSIZE, LARGEST, ConvProblem
 
@@ -17,11 +18,13 @@ integer."""
 MOST_BLOCKS = 2**31 - 1
 """Largest number of thread blocks along the first axis of a grid (CUDA's rule)."""
 
-_WINDOWS = 8
-"""Number of strides in the bound that ``window_count`` returns (hand-set)."""
+LARGEST_EDGE = 8
+"""Largest number of pixels, along an axis, of the tile of a thread of cuda-direct (hand-set).  In
+backprop_input, the number of pixels is a multiple of the stride."""
 
-MARGIN = 2**16
-"""Number of elements added to every index range, more than any tile has (hand-set)."""
+MARGIN = REGISTERS
+"""Number of elements added to every index range.  No tile has more elements, since the sums of a
+tile are in the registers of one multiprocessor."""
 
 
 class Count(NamedTuple):
@@ -74,9 +77,9 @@ def window_count(problem: ConvProblem) -> Count:
     Kernels count these rows or columns in 32 bits.
     """
     spans = (
-        axis.effective_filter + axis.dilation + _WINDOWS * axis.stride for axis in problem.axes
+        axis.effective_filter + axis.dilation + LARGEST_EDGE * axis.stride for axis in problem.axes
     )
-    what = f"rows or columns of a filter plus a dilation plus {_WINDOWS} strides"
+    what = f"rows or columns of a filter plus a dilation plus {LARGEST_EDGE} strides"
     return Count(what, max(spans), LARGEST_EXTENT)
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from cupyconv.kernels import cost, parameters, streaming
 from cupyconv.kernels.calibration import prices
+from cupyconv.kernels.copies import PIECE_BYTES
 from cupyconv.kernels.device import CHIPS
 from cupyconv.kernels.family import accumulator_bytes, copies_async, mma_refuses, spatial
 from cupyconv.kernels.limits import Count
@@ -30,12 +31,11 @@ WARPS = 4
 THREADS = 32 * WARPS
 """Threads per block."""
 
-MAX_CHANNELS = 8
-"""Largest number of input channels (hand-set).  With more channels, cuda-gather can copy 16-byte
-vectors."""
+MAX_CHANNELS = PIECE_BYTES // min(ITEMSIZE.values())
+"""Largest number of input channels: the elements of a 16-byte vector.  With more channels,
+cuda-gather can copy such vectors."""
 
 _PIXELS = (128, 64)  # possible numbers of output pixels per tile (hand-set)
-_COLUMNS = (128, 64, 32, 16, 8)  # possible numbers of output columns per tile (hand-set)
 _FILTERS = (128, 96, 64, 32, 16)  # possible numbers of filters per block (hand-set)
 _ROW_TILES = (4, 2)  # fragments of 16 filters per block in backprop_filter (hand-set)
 _SUMS = 144  # most registers per thread for sums and offsets in backprop_filter (hand-set)
@@ -235,8 +235,8 @@ def _tilings(request: Request) -> Iterator[Tiling]:
     edges = [
         (pixels // tile_q, tile_q)
         for pixels in _PIXELS
-        for tile_q in _COLUMNS
-        if least <= tile_q <= pixels
+        for tile_q in (pixels >> halvings for halvings in range(pixels.bit_length()))
+        if least <= tile_q
     ]
     if request.pass_ == "forward":
         numbers = [(filters, 0) for filters in _FILTERS]
@@ -429,6 +429,8 @@ class Patch(streaming.Streaming[Geometry]):
         "the tensor cores"
     )
     tiling = Tiling
+    tilings = staticmethod(ranked_tilings)
+    find = staticmethod(geometry)
 
     def refuses_layer(self, request: Request) -> str | None:
         refusal, problem = mma_refuses(request), request.problem
@@ -450,12 +452,6 @@ class Patch(streaming.Streaming[Geometry]):
         lines = 1 if access_of(request).x_last else request.problem.C
         reach = spatial(request.problem.stride)[1] * lines * geom.line_pitch
         yield Count("elements between adjacent rows of windows", reach, 2**31 - 1)
-
-    def tilings(self, request: Request) -> tuple[Tiling, ...]:
-        return ranked_tilings(request)
-
-    def find(self, request: Request, tiling: Tiling) -> Geometry | None:
-        return geometry(request, tiling)
 
     def defines(self, request: Request, geom: Geometry, epilogue: Epilogue) -> dict[str, str | int]:
         problem, access, tiling = request.problem, access_of(request), geom.tiling

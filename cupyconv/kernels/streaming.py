@@ -26,9 +26,6 @@ BLOCKS = (0.25, 0.5, 1, 2, 3, 4, 6, 8)
 """Numbers of blocks per SM that the choice of chunks aims at (hand-set).  More blocks hide latency;
 fewer blocks move fewer bytes."""
 
-MOST_ALTERNATIVES = 7
-"""Largest number of tilings that autotuning tries in addition to the planned tiling (hand-set)."""
-
 NO_WORK = cost.Work(0, 0)
 
 
@@ -155,12 +152,12 @@ class Streaming(Family, Generic[AnyGeometry]):
     def candidates(self, request: Request) -> list[Candidate]:
         return self.candidates_of(request, self.choose(request))
 
-    def alternatives(self, request: Request) -> list[Candidate]:
+    def alternatives(self, request: Request, count: int) -> list[Candidate]:
         others = self.tilings(request)[1:]
         legal = [tiling for tiling in others if self.is_legal(request, tiling)]
         best = [
             min(self.candidates_of(request, tiling), key=lambda candidate: candidate.microseconds)
-            for tiling in legal[:MOST_ALTERNATIVES]
+            for tiling in legal[:count]
         ]
         return sorted(best, key=lambda candidate: candidate.microseconds)
 

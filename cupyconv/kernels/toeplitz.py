@@ -29,12 +29,9 @@ CHANNELS = 8
 THREADS = 32 * CHANNELS
 """Threads per block."""
 
-LARGEST_FILTER = 64
-"""Largest number of taps of a filter row (hand-set).  With these taps, a strip reads 9 blocks of 8
-columns, in 5 products."""
-
-_LARGEST_STRIPS = 8
-"""Largest number of strips of 8 columns per block (hand-set)."""
+LARGEST_ROW = 64
+"""Largest number of columns of a block's part, and of taps of a filter row (hand-set).  With these
+taps, a strip of 8 columns reads 9 blocks of 8 columns, in 5 products."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +134,7 @@ def _most_shared(request: Request) -> int:
 def _tilings(request: Request) -> Iterator[Tiling]:
     height, width = _divided_sizes(request)
     rows = request.problem.N * height
-    strips = min(-(-width // 8), _LARGEST_STRIPS)
+    strips = -(-min(width, LARGEST_ROW) // 8)
     choices = product((2, 1) if rows > 16 else (1,), (0, 1), range(strips, 0, -1))
     return (Tiling(*each) for each in choices)
 
@@ -247,6 +244,8 @@ class Toeplitz(streaming.Streaming[Geometry]):
     name = "cuda-toeplitz"
     summary = "rows of a channel times the filter's rows as Toeplitz matrices, on the tensor cores"
     tiling = Tiling
+    tilings = staticmethod(ranked_tilings)
+    find = staticmethod(geometry)
 
     def refuses_layer(self, request: Request) -> str | None:
         problem = request.problem
@@ -260,9 +259,8 @@ class Toeplitz(streaming.Streaming[Geometry]):
             return "cuda-toeplitz takes 1-D and 2-D layers"
         if set(problem.stride) != {1} or set(problem.dilation) != {1}:
             return "cuda-toeplitz takes stride 1 and dilation 1"
-        if problem.filter_sizes[-1] > LARGEST_FILTER:
-            taps = problem.filter_sizes[-1]
-            return f"cuda-toeplitz takes filter rows of up to {LARGEST_FILTER} taps, not {taps}"
+        if (taps := problem.filter_sizes[-1]) > LARGEST_ROW:
+            return f"cuda-toeplitz takes filter rows of up to {LARGEST_ROW} taps, not {taps}"
         if -(-problem.groups // CHANNELS) >= 2**16:
             return "the channels need more blocks than a launch can have"
         if not ranked_tilings(request):
@@ -272,12 +270,6 @@ class Toeplitz(streaming.Streaming[Geometry]):
     def counts_of(self, request: Request, geom: Geometry) -> Iterator[Count]:
         yield Count("blocks", geom.work_tiles, MOST_BLOCKS)
         yield Count("parts of the filter's rows", geom.shares, 2**16 - 1)
-
-    def tilings(self, request: Request) -> tuple[Tiling, ...]:
-        return ranked_tilings(request)
-
-    def find(self, request: Request, tiling: Tiling) -> Geometry | None:
-        return geometry(request, tiling)
 
     def defines(self, request: Request, geom: Geometry, epilogue: Epilogue) -> dict[str, str | int]:
         problem, pass_ = request.problem, request.pass_

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from cupyconv.formats import filter_formats
 from cupyconv.kernels import cost
-from cupyconv.kernels.copies import PIECE_BYTES, THREADS, copy_bytes, copy_strides
+from cupyconv.kernels.copies import LINE_BYTES, PIECE_BYTES, THREADS, copy_bytes, copy_strides
 from cupyconv.kernels.family import Candidate, Choices, Family, spatial
 from cupyconv.kernels.parameters import SPATIAL, pack
 from cupyconv.kernels.request import PLAIN, Epilogue, Request
@@ -31,9 +31,9 @@ FOLDED = "folded into channels"
 MERGED = "groups merged"
 """End of the name of a view that ``merged`` returns, after the number of groups."""
 
-FEW = 32
-"""Largest number of channels, or filters, for which most columns of a tile are padding (hand-set).
-Then strides are folded into channels, and cuda-columns computes forward."""
+FEW = LINE_BYTES // min(ITEMSIZE.values()) // 2
+"""Largest number of channels, or filters, that fill at most half of a line: most columns of a tile
+are padding.  Then strides are folded into channels, and cuda-columns computes forward."""
 
 
 @dataclass(frozen=True)

@@ -384,7 +384,7 @@ def contenders(request: Request, impl: str, count: int) -> tuple[PassPlan, ...]:
     alternatives = [
         candidate
         for family in dict.fromkeys(c.family for c in candidates)
-        for candidate in family.alternatives(request.reduced)
+        for candidate in family.alternatives(request.reduced, count - 1)
     ]
     candidates[1:] = sorted([*candidates[1:], *alternatives], key=lambda c: c.microseconds)
     least = min(candidate.microseconds for candidate in candidates[:2])

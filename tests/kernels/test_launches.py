@@ -390,16 +390,6 @@ def test_bias_gradient_chunks_fill_the_chip(steps, chunks, steps_of_chunk):
     assert workspace_bytes == (4 * 8 * chunks if chunks > 1 else 0)
 
 
-def test_bias_gradient_has_at_most_1024_chunks(monkeypatch):
-    """One thread adds up the chunks of a channel, so even a large chip has no more."""
-    large = replace(PLANNED_CHIPS[9, 0], multiprocessors=1000)
-    monkeypatch.setitem(PLANNED_CHIPS, (9, 0), large)
-    device = Device("large", "sm_90a")
-    (product, _), _ = bias_launches((1, 1, 1024 * 1024 * 1025), None, "float32", device)
-    assert product.grid == (1, 1024)
-    assert product.arguments[3] == 1024 * 1025
-
-
 @pytest.mark.parametrize(
     ("limit", "chunks"), [(0, 1), (63, 1), (64, 2), (95, 2), (54 * 32, 54), (None, 54)]
 )

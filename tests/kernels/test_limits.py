@@ -149,7 +149,7 @@ def test_offsets_of_what_is_not_read_may_leave_32_bits(monkeypatch):
     last = (ragged.across.tiles * ragged.across.extent - 1) * problem.stride[1]
     assert index_type(problem, strides) == "int"
     assert last * far_apart >= 2**31
-    monkeypatch.setattr(direct, "ranked_tilings", lambda _: (tiling,))
+    monkeypatch.setattr(direct.CUDA_DIRECT, "tilings", lambda _: (tiling,))
     elements = memory.lazy((32 * far_apart + 2,), np.float16, "x", read_only=False)
     x = np.ndarray(problem.input_shape, np.float16, elements, 0, [2 * step for step in strides.x])
     x[...] = np.arange(x.size).reshape(x.shape)

@@ -118,8 +118,7 @@ def test_last_block_of_a_tensor_beyond_32_bits():
 def test_indices_beyond_32_bits_under_a_whole_tile(monkeypatch):
     """The output has one row, in a tile of eight rows; the last row would be beyond 2^31."""
     problem = ConvProblem((1, 1, 3, 45_000_000), (1, 1, 3, 3), stride=(30, 1), dtype="float16")
-    monkeypatch.setattr(patch, "_PIXELS", (128,))
-    monkeypatch.setattr(patch, "_COLUMNS", (16,))
+    monkeypatch.setattr(patch, "_tilings", lambda _: [patch.Tiling(8, 16, filters=16, warps_k=0)])
     assert parameters.index_type(problem, Strides.contiguous(problem)) == "int"
     assert _only_the_last_tile(problem)
 

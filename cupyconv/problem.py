@@ -27,6 +27,7 @@ from cupyconv.errors import (
     Phrase,
     naming_arguments,
     require_word,
+    shortened,
     shown,
     unknown_word,
 )
@@ -870,14 +871,9 @@ def _sum_of_quotients(count: int, start: int, step: int, divisor: int) -> int:
         step, divisor = divisor, step
 
 
-_MOST_SIZES = 12
-"""Largest number of axes in the text of a shape; "..." replaces the others (hand-set)."""
-
-
 def shape_text(shape: Iterable[int]) -> str:
-    """Return a shape in the notation of the command line: ``1x5x5x3``."""
-    sizes = list(map(str, shape))
-    return "x".join(sizes if len(sizes) <= _MOST_SIZES else [*sizes[:_MOST_SIZES], "..."])
+    """Return a shape in the notation of the command line: ``1x5x5x3``, shortened if it is long."""
+    return shortened("x".join(map(str, shape)))
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

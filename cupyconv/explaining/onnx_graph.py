@@ -15,7 +15,7 @@ from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from cupyconv.errors import ConvError
+from cupyconv.errors import LONGEST, ConvError
 from cupyconv.explaining.onnx_operators import (
     CONVOLUTIONS,
     OWN_DOMAINS,
@@ -47,12 +47,6 @@ MOST_VALUES_OF_A_MODEL = 4_000_000
 
 _MOST_INDEXED = 1 << 62
 """NumPy indexes only tensors with fewer elements than this (NumPy's limit, rounded down)."""
-
-LONGEST_SIZE_NAME = 100
-"""Largest number of characters in the name of an unknown size (hand-set).
-
-An unknown size has no value; it may have a name, such as "batch".
-"""
 
 EVALUATED = frozenset(
     {
@@ -297,7 +291,7 @@ def open_unusable_sizes(graph: Any) -> None:
     for dim in _dims_with_inner(graph):
         if dim.HasField("dim_value") and dim.dim_value < 0:
             dim.ClearField("dim_value")
-        if len(dim.dim_param) > LONGEST_SIZE_NAME:
+        if len(dim.dim_param) > LONGEST:
             dim.ClearField("dim_param")
 
 

@@ -25,6 +25,7 @@ from cupyconv.explaining.onnx_operators import (
     form_of,
     plain_attributes,
 )
+from cupyconv.files import LARGEST_TEXT
 from cupyconv.problem import shape_text
 
 if TYPE_CHECKING:
@@ -41,9 +42,6 @@ MOST_AXES = 64
 
 MOST_VALUES = 4096
 """Largest number of elements of a constant that is evaluated (hand-set)."""
-
-MOST_VALUES_OF_A_MODEL = 4_000_000
-"""Largest number of elements of all evaluated constants of a model (hand-set)."""
 
 _MOST_INDEXED = 1 << 62
 """NumPy indexes only tensors with fewer elements than this (NumPy's limit, rounded down)."""
@@ -361,7 +359,7 @@ class Traversal:
         self._schemas: dict[tuple[str, str], Any] = {}
         self._marked: dict[str, Stored] = {}
         self._computed: dict[tuple[Any, ...], Stored] = {}
-        self._values_left = MOST_VALUES_OF_A_MODEL
+        self._bytes_left = LARGEST_TEXT  # for the values of constants
         stored = {entry.name for entry in model.graph.initializer}
         stored |= {entry.values.name for entry in model.graph.sparse_initializer}
         self._used_sizes: set[str] = set()
@@ -600,10 +598,10 @@ class Traversal:
         """Return the numeric arrays within the limits, and count them against the model's limit."""
         kept = {}
         for name, array in arrays.items():
-            few = array.size <= MOST_VALUES and array.size <= self._values_left
+            few = array.size <= MOST_VALUES and array.nbytes <= self._bytes_left
             if few and array.dtype.kind in "biuf":
                 kept[name] = array
-                self._values_left -= array.size
+                self._bytes_left -= array.nbytes
         return kept
 
     def _evaluate(

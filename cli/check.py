@@ -32,9 +32,6 @@ BUILT_IN = Path(__file__).with_name("checks.toml")
 SHOWN_FAILURES = 40
 """Largest number of failures in the table (hand-set)."""
 
-SHOWN_COMMANDS = 3
-"""Largest number of printed commands that reproduce a failure (hand-set)."""
-
 
 @dataclass
 class Count:
@@ -357,7 +354,7 @@ def _failure_table(failures: list[dict[str, Any]]) -> Any:
 
 def _again(failures: list[dict[str, Any]]) -> Any:
     commands = dict.fromkeys(failure["command"] for failure in failures)
-    lines = list(commands)[:SHOWN_COMMANDS]
+    lines = list(commands)[: output.MOST_EXAMPLES]
     hidden = len(failures) - SHOWN_FAILURES
     if hidden > 0:
         lines.append(f"{hidden} more failures are not shown; --json lists all")

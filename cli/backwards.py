@@ -13,11 +13,8 @@ from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.errors import Names, require_word
 from cupyconv.explaining.shapes import interval_dict, listed
-from cupyconv.markup import Table, in_line
+from cupyconv.markup import MOST_LINES, Table, in_line
 from cupyconv.problem import counted, interval_text, offering, shape_text
-
-MOST_SIZES = 16
-"""Largest number of sizes that are listed per axis (hand-set)."""
 
 MOST_SWEPT = 1000
 """Largest number of values of a sweep (hand-set)."""
@@ -107,12 +104,12 @@ def backwards_parts(layer: Layer, problem: ConvProblem, checked: bool = False) -
     rows = []
     for axis in problem.axes:
         sizes, first = axis.valid_input_sizes, axis.first_input_size_for(axis.output)
-        for number, of_size in enumerate(map(axis.of_input, sizes[:MOST_SIZES])):
+        for number, of_size in enumerate(map(axis.of_input, sizes[:MOST_LINES])):
             name_once = axis.name if number == 0 else ""
             pads, why = f"{of_size.pad_before}, {of_size.pad_after}", of_size.formula
             size = of_size.input
             rows.append((name_once, str(size), pads, str(size - first), why + _unread(of_size)))
-        if len(sizes) > MOST_SIZES:
+        if len(sizes) > MOST_LINES:
             rows.append(("", "...", "", "", f"and so on, to {sizes[-1]}"))
     columns = ("axis", "input", "padding", "output_padding", "because")
     reasons: dict[str, list[str]] = {}

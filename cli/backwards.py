@@ -14,10 +14,7 @@ from cupyconv.cli.configuration import Layer
 from cupyconv.errors import Names, require_word
 from cupyconv.explaining.shapes import interval_dict, listed
 from cupyconv.markup import MOST_LINES, Table, in_line
-from cupyconv.problem import counted, interval_text, offering, shape_text
-
-MOST_SWEPT = 1000
-"""Largest number of values of a sweep (hand-set)."""
+from cupyconv.problem import MOST_LISTED, counted, interval_text, offering, shape_text
 
 _SWEPT = {"input": "input_shape", "filter": "filter_shape", "stride": "stride"} | {
     word: word for word in ("padding", "dilation")
@@ -202,9 +199,9 @@ def read_sweep(text: str) -> Sweep:
         )
     word, first, last, step = match[1].lower(), int(match[2]), int(match[3]), int(match[4] or 1)
     require_word("--sweep", word, _SWEPT)
-    if step < 1 or last < first or (last - first) // step >= MOST_SWEPT:
+    if step < 1 or last < first or (last - first) // step >= MOST_LISTED:
         raise ConvError(
-            f"--sweep must count up, over at most {MOST_SWEPT:,} values", f"got {text!r}", example
+            f"--sweep must count up, over at most {MOST_LISTED:,} values", f"got {text!r}", example
         )
     return Sweep(word, tuple(range(first, last + 1, step)))
 

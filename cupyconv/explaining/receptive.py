@@ -11,8 +11,7 @@ from fractions import Fraction
 from math import prod
 from typing import NamedTuple
 
-from cupyconv.explaining.terms import MOST_LISTED
-from cupyconv.problem import ConvAxis, ConvProblem, counted
+from cupyconv.problem import MOST_LISTED, ConvAxis, ConvProblem, counted
 
 Layers = Sequence[tuple[ConvAxis, bool]]
 """Layers along an axis, from the first to the last, each with whether it is transposed."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from cupyconv import arrays
 from cupyconv.errors import ConvError, shown, unknown_word
 from cupyconv.markup import MOST_LINES, Block, Document, Paragraph, Section, Verbatim
-from cupyconv.problem import ConvAxis, ConvProblem, counted, shape_text
+from cupyconv.problem import MOST_LISTED, ConvAxis, ConvProblem, counted, shape_text
 
 LETTERS = {
     "input": {1: "w", 2: "hw", 3: "dhw"},
@@ -56,9 +56,6 @@ SHOWN_FIRST, SHOWN_LAST = 4, 2
 
 MOST_VALUES = 50_000_000
 """Largest number of terms whose values are computed; more terms need much memory (hand-set)."""
-
-MOST_LISTED = 100_000
-"""Largest number of terms, taps or positions that are listed one by one (hand-set)."""
 
 _DIGITS = {
     "float16": 3,

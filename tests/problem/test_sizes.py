@@ -23,9 +23,8 @@ from cupyconv.cpu.choice import methods
 from cupyconv.dask import halos
 from cupyconv.errors import ConvError
 from cupyconv.explaining import maps, values
-from cupyconv.explaining.terms import MOST_LISTED
 from cupyconv.planning.plan import Plan, plan_pass
-from cupyconv.problem import PASSES, shape_text
+from cupyconv.problem import MOST_LISTED, PASSES, shape_text
 from tests import agreement
 from tests.configurations import integer_data
 

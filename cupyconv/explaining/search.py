@@ -25,6 +25,7 @@ from cupyconv.cpu.threads import with_one_blas_thread
 from cupyconv.explaining import conventions
 from cupyconv.explaining.conventions import MODES, PLAIN, Convention, Finish, Order, Rule
 from cupyconv.formats import SPATIAL_AXES
+from cupyconv.markup import MOST_LINES
 
 MOST_WORK = 2e9
 """Largest number of multiply-adds of the search for one result (hand-set)."""
@@ -41,9 +42,6 @@ MOST_RULES = 300
 MOST_COMPARED = 8_000_000
 """Largest number of elements of each tensor in one comparison, and of a matrix of windows
 (hand-set)."""
-
-MOST_FITS = 24
-"""Largest number of conventions that fit and are listed (hand-set)."""
 
 MOST_COMPARISONS = 400
 """Largest number of candidates that are compared as a whole (hand-set)."""
@@ -314,7 +312,7 @@ class Search:
         same = convention.fingerprint(self.tensors)
         if same in self._seen or len(self._seen) >= MOST_COMPARISONS:
             return None
-        if len(self.fits) >= MOST_FITS:
+        if len(self.fits) >= MOST_LINES:
             self.too_many = True
             return None
         self._seen.add(same)
@@ -848,7 +846,7 @@ class _Sample:
         share = (error <= ROUGH * scale).mean(1)
         places = np.flatnonzero(share >= min(_AGREEING, share.max()))
         rough = np.sqrt((error[places] ** 2).mean(1)) / (_rms(scale) or 1.0)
-        order = np.lexsort((rough, -share[places]))[: MOST_FITS if share.max() >= _AGREEING else 1]
+        order = np.lexsort((rough, -share[places]))[: MOST_LINES if share.max() >= _AGREEING else 1]
         found = []
         for place, distance in zip(places[order], rough[order], strict=True):
             chosen = np.unravel_index(place, [len(each.pads) for each in self.job.options])

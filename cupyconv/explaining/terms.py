@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from cupyconv import arrays
 from cupyconv.errors import ConvError, shown, unknown_word
+from cupyconv.explaining.values import MOST_ELEMENTS
 from cupyconv.markup import MOST_LINES, Block, Document, Paragraph, Section, Verbatim
 from cupyconv.problem import MOST_LISTED, ConvAxis, ConvProblem, counted, shape_text
 
@@ -53,9 +54,6 @@ INDEX_W = " The index w is a position on axis W, not the filter w."
 
 SHOWN_FIRST, SHOWN_LAST = 4, 2
 """Number of terms printed at the beginning and at the end of a long list (hand-set)."""
-
-MOST_VALUES = 50_000_000
-"""Largest number of terms whose values are computed; more terms need much memory (hand-set)."""
 
 _DIGITS = {
     "float16": 3,
@@ -342,11 +340,11 @@ class Element:
         are conjugated.
 
         Raises:
-            ConvError: the element has more than MOST_VALUES terms.
+            ConvError: the element has more than MOST_ELEMENTS terms.
         """
-        if self.count > MOST_VALUES:
+        if self.count > MOST_ELEMENTS:
             raise ConvError(
-                f"an element must have at most {MOST_VALUES:,} terms for their values to be shown",
+                f"an element must have at most {MOST_ELEMENTS:,} terms to be shown with values",
                 f"{self.name} has {self.count:,} terms",
                 "To list the terms without values, omit --large on the command line, or call "
                 "explain() without large=True and without arrays",

@@ -21,17 +21,17 @@ from numpy.lib.stride_tricks import as_strided
 
 from cupyconv import arrays
 from cupyconv.cpu.activations import activate
+from cupyconv.cpu.scratch import MOST_BYTES
 from cupyconv.cpu.threads import with_one_blas_thread
 from cupyconv.explaining import conventions
 from cupyconv.explaining.conventions import MODES, PLAIN, Convention, Finish, Order, Rule
+from cupyconv.explaining.values import MOST_FLOPS
 from cupyconv.formats import SPATIAL_AXES
 from cupyconv.markup import MOST_LINES
 
-MOST_WORK = 2e9
-"""Largest number of multiply-adds of the search for one result (hand-set)."""
-
-MOST_FLOPS = 2 * MOST_WORK
-"""Largest number of floating-point operations of one comparison of a whole result."""
+MOST_WORK = MOST_FLOPS / 2
+"""Largest number of multiply-adds of the search for one result.  Like a comparison with a whole
+result, it takes at most as long as a pass that an explanation computes."""
 
 MOST_JOBS = 6_000
 """Largest number of orders of axes, strides and dilations that are tried (hand-set)."""
@@ -39,9 +39,9 @@ MOST_JOBS = 6_000
 MOST_RULES = 300
 """Largest number of strides and dilations that are tried with an order of axes (hand-set)."""
 
-MOST_COMPARED = 8_000_000
-"""Largest number of elements of each tensor in one comparison, and of a matrix of windows
-(hand-set)."""
+MOST_COMPARED = MOST_BYTES // 8
+"""Largest number of elements of each tensor in one comparison, and of a matrix of windows: float64
+numbers in the scratch memory of a pass."""
 
 MOST_COMPARISONS = 400
 """Largest number of candidates that are compared as a whole (hand-set)."""
@@ -57,9 +57,6 @@ LEAST_EVIDENCE = 32.0
 
 A search tries up to a million conventions, or 20 bits; the others are a margin.
 """
-
-ROUGH = 0.05
-"""Largest relative difference of a sampled element that agrees (hand-set)."""
 
 NEARBY = 1.5
 """Largest additional distance at which other conventions are sought after one fits, and at which
@@ -90,6 +87,10 @@ LEVELS = (
     Level("bfloat16", 2.0**-8, False),
 )
 """Precisions, from the finest to the coarsest; TF32 has the roundoff of float16."""
+
+ROUGH = 12 * LEVELS[-1].roundoff
+"""Largest relative difference of a sampled element that agrees: the bound of ``_level`` for the
+coarsest precision, where no products cancel."""
 
 _LEVEL_OF = {
     "float64": 1,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from heapq import nsmallest
 from itertools import combinations, product
 from math import inf, prod
 from operator import itemgetter
@@ -35,9 +36,6 @@ result, it takes at most as long as a pass that an explanation computes."""
 
 MOST_JOBS = 6_000
 """Largest number of orders of axes, strides and dilations that are tried (hand-set)."""
-
-MOST_RULES = 300
-"""Largest number of strides and dilations that are tried with an order of axes (hand-set)."""
 
 MOST_COMPARED = MOST_BYTES // 8
 """Largest number of elements of each tensor in one comparison, and of a matrix of windows: float64
@@ -372,8 +370,8 @@ class Search:
                 seen.add(key)
                 spatial = tuple(views[role].shape[3:] for role in "xwy")
                 if spatial not in rules:
-                    every = sorted(self._rules(spatial, order.rank), key=itemgetter(0))
-                    rules[spatial] = every[:MOST_RULES]
+                    every = self._rules(spatial, order.rank)
+                    rules[spatial] = nsmallest(MOST_JOBS, every, key=itemgetter(0))
                 base = self._order_distance(order) + 1.5 * (is_transposed != self.is_transposed)
                 for extra, options in rules[spatial]:
                     jobs.append((base + extra, _Job(is_transposed, order, options)))

@@ -573,8 +573,12 @@ _NOT_SUMMED = {
 _TF32_ROUNDOFF = 2.0**-11
 """Largest relative error of rounding to TF32, which has 10 bits of mantissa."""
 
-_FEW = 32
-"""Number of elements below which the norm of random sums may be small by chance (hand-set)."""
+_FEW = 2 * _DEVIATIONS**2
+"""Number of elements below which the norm of random sums may be small by chance.
+
+The norm of n random sums has a relative standard deviation of 1 / sqrt(2 n).  From _FEW elements
+on, _DEVIATIONS of them are at most half the norm, which the factor 2 of the bound covers.
+"""
 
 _PEAK = 16
 """Allowed ratio of the largest error to the RMS of the errors (hand-set).

@@ -359,7 +359,7 @@ class Traversal:
         self._schemas: dict[tuple[str, str], Any] = {}
         self._marked: dict[str, Stored] = {}
         self._computed: dict[tuple[Any, ...], Stored] = {}
-        self._bytes_left = LARGEST_TEXT  # for the values of constants
+        self._bytes_left = LARGEST_TEXT  # The values of all constants share these bytes.
         stored = {entry.name for entry in model.graph.initializer}
         stored |= {entry.values.name for entry in model.graph.sparse_initializer}
         self._used_sizes: set[str] = set()

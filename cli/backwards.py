@@ -13,14 +13,8 @@ from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.errors import Names, require_word
 from cupyconv.explaining.shapes import interval_dict, listed
-from cupyconv.markup import Table, in_line
-from cupyconv.problem import counted, interval_text, offering, shape_text
-
-MOST_SIZES = 16
-"""Largest number of sizes that are listed per axis (hand-set)."""
-
-MOST_SWEPT = 1000
-"""Largest number of values of a sweep (hand-set)."""
+from cupyconv.markup import MOST_LINES, Table, in_line
+from cupyconv.problem import MOST_LISTED, counted, interval_text, offering, shape_text
 
 _SWEPT = {"input": "input_shape", "filter": "filter_shape", "stride": "stride"} | {
     word: word for word in ("padding", "dilation")
@@ -107,12 +101,12 @@ def backwards_parts(layer: Layer, problem: ConvProblem, checked: bool = False) -
     rows = []
     for axis in problem.axes:
         sizes, first = axis.valid_input_sizes, axis.first_input_size_for(axis.output)
-        for number, of_size in enumerate(map(axis.of_input, sizes[:MOST_SIZES])):
+        for number, of_size in enumerate(map(axis.of_input, sizes[:MOST_LINES])):
             name_once = axis.name if number == 0 else ""
             pads, why = f"{of_size.pad_before}, {of_size.pad_after}", of_size.formula
             size = of_size.input
             rows.append((name_once, str(size), pads, str(size - first), why + _unread(of_size)))
-        if len(sizes) > MOST_SIZES:
+        if len(sizes) > MOST_LINES:
             rows.append(("", "...", "", "", f"and so on, to {sizes[-1]}"))
     columns = ("axis", "input", "padding", "output_padding", "because")
     reasons: dict[str, list[str]] = {}
@@ -205,9 +199,9 @@ def read_sweep(text: str) -> Sweep:
         )
     word, first, last, step = match[1].lower(), int(match[2]), int(match[3]), int(match[4] or 1)
     require_word("--sweep", word, _SWEPT)
-    if step < 1 or last < first or (last - first) // step >= MOST_SWEPT:
+    if step < 1 or last < first or (last - first) // step >= MOST_LISTED:
         raise ConvError(
-            f"--sweep must count up, over at most {MOST_SWEPT:,} values", f"got {text!r}", example
+            f"--sweep must count up, over at most {MOST_LISTED:,} values", f"got {text!r}", example
         )
     return Sweep(word, tuple(range(first, last + 1, step)))
 

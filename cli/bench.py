@@ -17,14 +17,10 @@ from cupyconv.cli import INTERRUPTED, configuration, output, paths
 from cupyconv.errors import ConvError, require_word
 from cupyconv.formats import CHANNELS_FIRST, CHANNELS_LAST
 from cupyconv.markup import Paragraph, Section, Table, in_line
-from cupyconv.problem import ITEMSIZE, PASSES, counted
+from cupyconv.problem import ITEMSIZE, MOST_LISTED, PASSES, counted
 
 QUICK_MINUTES = 2.0  # longest quick run, in minutes (hand-set)
 QUICK_CPU_FLOPS = 11e9  # most FLOP per pass of a quick run on the CPU, under 1 s (hand-set)
-
-
-MOST_DRAWN = 100_000
-"""Largest number of random layers (hand-set)."""
 
 
 def _positive(_context: click.Context, option: click.Parameter, value: float | None) -> Any:
@@ -33,8 +29,8 @@ def _positive(_context: click.Context, option: click.Parameter, value: float | N
         raise ConvError(
             f"--{option.name} must be above 0", f"got {value}", f"Use, for example, {example}"
         )
-    if option.name == "drawn" and value is not None and value > MOST_DRAWN:
-        raise ConvError(f"--drawn must be at most {MOST_DRAWN:,}", f"got {value}", "Draw fewer")
+    if option.name == "drawn" and value is not None and value > MOST_LISTED:
+        raise ConvError(f"--drawn must be at most {MOST_LISTED:,}", f"got {value}", "Draw fewer")
     return value
 
 

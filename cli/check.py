@@ -17,7 +17,7 @@ from cupyconv.cli import configuration, output
 from cupyconv.cli.configuration import Layer
 from cupyconv.errors import require_word
 from cupyconv.formats import data_formats, filter_formats
-from cupyconv.markup import in_line
+from cupyconv.markup import MOST_LINES, in_line
 from cupyconv.planning import Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import ITEMSIZE, PADDING_WORDS, PASSES, REAL_ITEMSIZE, RESULT, counted
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from cupyconv.checking import Truth
 
 BUILT_IN = Path(__file__).with_name("checks.toml")
-
-SHOWN_FAILURES = 40
-"""Largest number of failures in the table (hand-set)."""
-
-SHOWN_COMMANDS = 3
-"""Largest number of printed commands that reproduce a failure (hand-set)."""
 
 
 @dataclass
@@ -350,15 +344,15 @@ def _failure_table(failures: list[dict[str, Any]]) -> Any:
             one["tensor"],
             one["reason"],
         )
-        for one in failures[:SHOWN_FAILURES]
+        for one in failures[:MOST_LINES]
     ]
     return output.table(("failed", "implementation", "data", "result", "what is wrong"), rows)
 
 
 def _again(failures: list[dict[str, Any]]) -> Any:
     commands = dict.fromkeys(failure["command"] for failure in failures)
-    lines = list(commands)[:SHOWN_COMMANDS]
-    hidden = len(failures) - SHOWN_FAILURES
+    lines = list(commands)[: output.MOST_EXAMPLES]
+    hidden = len(failures) - MOST_LINES
     if hidden > 0:
         lines.append(f"{hidden} more failures are not shown; --json lists all")
     return output.heading("to reproduce a failure", *lines, wrap=False)

@@ -193,10 +193,6 @@ _ORDERS: Mapping[str, Callable[[ModelLayer], Any]] = {
 """Sort keys of layers, by value of --sort; numbers sort in descending order."""
 
 
-_MOST_NAMED = 3
-"""If more layers than this are left out for the same reason, they share a line (hand-set)."""
-
-
 def _left_out(model: Model) -> list[str]:
     """Return a line for each layer that is left out; many layers with one reason share a line."""
     by_reason: dict[str, list[str]] = {}
@@ -204,10 +200,11 @@ def _left_out(model: Model) -> list[str]:
         by_reason.setdefault(node.reason, []).append(node.name)
     lines = []
     for reason, names in by_reason.items():
-        if len(names) <= _MOST_NAMED:
+        if len(names) <= output.MOST_EXAMPLES:
             lines += [in_line(f"left out: {name}, because {reason}") for name in names]
             continue
-        more = f"{', '.join(names[:_MOST_NAMED])} and {len(names) - _MOST_NAMED} others"
+        first, others = names[: output.MOST_EXAMPLES], names[output.MOST_EXAMPLES :]
+        more = f"{', '.join(first)} and {len(others)} others"
         lines.append(in_line(f"left out: {more}, because {reason}"))
     return lines
 

@@ -27,6 +27,9 @@ from cupyconv.markup import WIDTH, Block, Paragraph, Section, Table, Verbatim, v
 LONGEST_ERROR = 2000
 """Most characters of an error message; a longer message is shortened in the middle (hand-set)."""
 
+MOST_EXAMPLES = 3
+"""Largest number of examples in a summary, such as commands that show a failure (hand-set)."""
+
 # This option is eager, because the callback of --list-presets must know whether to print JSON.
 json_option = click.option(
     "--json", "as_json", is_flag=True, is_eager=True, help="Print one JSON object."

@@ -338,7 +338,7 @@ class Truth:
         if not self._finite or not np.isfinite(gradient).all():
             return None
         size = float(np.linalg.norm(magnitude))
-        slopes = [(_inner(gradient, signs), self._slope(name, signs, self._step(name, size)), size)]
+        slopes = [(_inner(gradient, signs), self._slope(name, signs, self._step(size)), size)]
         for number in numbers:
             index = np.unravel_index(number, gradient.shape)
             part, place = self._around(name, tuple(map(int, index)))
@@ -346,7 +346,7 @@ class Truth:
             direction[place] = sign = signs[index]
             expected = _inner(gradient[index], sign)
             size = float(magnitude[index])
-            slopes.append((expected, part._slope(name, direction, self._step(name, size)), size))
+            slopes.append((expected, part._slope(name, direction, self._step(size)), size))
         if not all(math.isfinite(slope) for _, slope, _ in slopes):
             return None  # a step or a loss overflowed float64
         return max(_ratio(expected - slope, scale) for expected, slope, scale in slopes)
@@ -377,25 +377,21 @@ class Truth:
         part = Truth(problem.replace(**shapes), parts, self._forward, self.is_transposed)
         return part, (*index[:axis], 0, *index[axis + 1 :])
 
-    def _step(self, name: str, size: float) -> float:
+    def _step(self, size: float) -> float:
         """Return the step of a finite difference, a power of two.
 
-        The loss is linear, so a larger step only reduces the effect of rounding.  Dividing by a
-        power of two is exact.
+        The loss is linear, so a larger step only reduces the effect of rounding.  A step that
+        changes the loss by about the sum of its absolute terms makes this effect as small as the
+        rounding of the loss.  Dividing by a power of two is exact.
 
         Args:
-            name: name of the gradient: "dx", "dw" or "db".
             size: scale of the slope: for a step of one element, its value in ``magnitudes``; for a
                 step of all elements, the norm of their values.
         """
-        # The bias is zero and has no scale, so its step follows y, to which the bias is added.
-        operand = {"dx": self.operands64.x, "dw": self.operands64.w, "db": self.results.y}[name]
-        largest = float(np.max(np.abs(operand), initial=0.0))
-        if size > 0:  # a single huge term may make the loss's rounding error exceed the slope
-            largest = max(largest, self._loss_magnitude / size / 2**_STEP)
-        if not 0 < largest < math.inf:
+        if not 0 < self._loss_magnitude < math.inf or not 0 < size < math.inf:
             return 1.0
-        return 2.0 ** min(round(math.log2(largest)) + _STEP, 1023)
+        power = round(math.log2(self._loss_magnitude) - math.log2(size))
+        return 2.0 ** min(max(power, -1022), 1023)
 
     @cached_property
     def _loss_magnitude(self) -> float:
@@ -448,9 +444,6 @@ class Truth:
         tensors = (*self.operands64, *self.results)
         return all(bool(np.isfinite(array).all()) for array in tensors)
 
-
-_STEP = 16
-"""Log2 of a finite difference's step over the largest value that it changes (hand-set)."""
 
 _NARROWER: dict[str, DtypeName] = {"float64": "float32", "complex128": "complex64"}
 """Single-precision dtype whose bounds are scaled, keyed by double-precision dtype."""
@@ -580,8 +573,12 @@ _NOT_SUMMED = {
 _TF32_ROUNDOFF = 2.0**-11
 """Largest relative error of rounding to TF32, which has 10 bits of mantissa."""
 
-_FEW = 32
-"""Number of elements below which the norm of random sums may be small by chance (hand-set)."""
+_FEW = 2 * _DEVIATIONS**2
+"""Number of elements below which the norm of random sums may be small by chance.
+
+The norm of n random sums has a relative standard deviation of 1 / sqrt(2 n).  From _FEW elements
+on, _DEVIATIONS of them are at most half the norm, which the factor 2 of the bound covers.
+"""
 
 _PEAK = 16
 """Allowed ratio of the largest error to the RMS of the errors (hand-set).

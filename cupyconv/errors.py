@@ -169,16 +169,21 @@ class KernelCompileError(CupyconvError, RuntimeError):
 
 
 def shown(value: object) -> str:
-    """Return the repr of a value for a message, shortened if it has more than 120 characters."""
+    """Return the repr of a value for a message, shortened to LONGEST characters."""
     try:
         text = repr(value)
     except Exception:  # repr fails for huge integers, deep lists, and faulty classes
         return f"a value of type {type(value).__name__} that cannot be shown"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return shortened(text)
 
 
-_LONGEST = 120
-"""Largest number of characters of a value in a message (hand-set)."""
+LONGEST = 120
+"""Largest number of characters of a value, such as a name or a shape, in a message (hand-set)."""
+
+
+def shortened(text: str) -> str:
+    """Return a text, with "..." in place of the characters after the first LONGEST."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def unknown_word(
@@ -193,7 +198,7 @@ def unknown_word(
         others: values with a meaning of their own, for which no similar value is suggested.
     """
     words, text = list(known), shown(given)
-    word = given if isinstance(given, str) and len(given) <= _LONGEST else text
+    word = given if isinstance(given, str) and len(given) <= LONGEST else text
     lower = [word.lower() for word in words]
     from difflib import get_close_matches  # imported only for errors
 

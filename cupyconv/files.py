@@ -17,7 +17,8 @@ _LINKS = 40
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 LARGEST_TEXT = 64 << 20
-"""Largest number of bytes of a text, record or kernel that is read (hand-set)."""
+"""Largest number of bytes of a text, record or kernel that is read, of the start of a model that
+shows its kind, and of the constants that are evaluated for a model (hand-set)."""
 
 # -- reading ---------------------------------------------------------------------------------------
 

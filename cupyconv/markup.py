@@ -19,6 +19,9 @@ from typing import Any
 WIDTH = 100
 """Width in characters of text whose reader has no terminal (hand-set)."""
 
+MOST_LINES = 16
+"""Largest number of lines or rows of a list that is printed in part if it is longer (hand-set)."""
+
 UNBOUND = 1 << 30
 """Width in characters that keeps text unwrapped."""
 

@@ -27,6 +27,7 @@ from cupyconv.errors import (
     Phrase,
     naming_arguments,
     require_word,
+    shortened,
     shown,
     unknown_word,
 )
@@ -57,8 +58,9 @@ PADDING_WORDS = ("valid", "same", "same_lower")
 LARGEST = 2**63 - 1
 """Largest absolute value of an integer in a configuration: the largest signed 64-bit integer."""
 
-MOST_PHASES = 1 << 16
-"""Largest number of stride phases (see ``ConvAxis.stride_phases``) that are listed (hand-set)."""
+MOST_LISTED = 100_000
+"""Largest number of stride phases, terms, positions or layers that are listed one by one
+(hand-set)."""
 
 PaddingWord = Literal["valid", "same", "same_lower", "VALID", "SAME", "SAME_LOWER"]
 """Names of padding modes, for type checkers; at run time, case does not matter."""
@@ -263,7 +265,7 @@ class ConvAxis:
         r * dilation mod stride = f read these inputs.
 
         Raises:
-            ConvError: the axis has more than MOST_PHASES phases.
+            ConvError: the axis has more than MOST_LISTED phases.
         """
         _require_listable(self.stride)
         phases = range(self.stride)
@@ -606,7 +608,7 @@ class ConvProblem:
         rows.  A phase without taps has gemm_k = 0, and its gradient is zero.
 
         Raises:
-            ConvError: there are more than MOST_PHASES stride phases.
+            ConvError: there are more than MOST_LISTED stride phases.
         """
         _require_listable(prod(self.stride))
         phases = product(*(axis.stride_phases for axis in self.axes))
@@ -870,14 +872,9 @@ def _sum_of_quotients(count: int, start: int, step: int, divisor: int) -> int:
         step, divisor = divisor, step
 
 
-_MOST_SIZES = 12
-"""Largest number of axes in the text of a shape; "..." replaces the others (hand-set)."""
-
-
 def shape_text(shape: Iterable[int]) -> str:
-    """Return a shape in the notation of the command line: ``1x5x5x3``."""
-    sizes = list(map(str, shape))
-    return "x".join(sizes if len(sizes) <= _MOST_SIZES else [*sizes[:_MOST_SIZES], "..."])
+    """Return a shape in the notation of the command line: ``1x5x5x3``, shortened if it is long."""
+    return shortened("x".join(map(str, shape)))
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -1577,9 +1574,9 @@ def _require_countable(names: Names, axis: ConvAxis) -> None:
 
 
 def _require_listable(phases: int) -> None:
-    if phases > MOST_PHASES:
+    if phases > MOST_LISTED:
         raise ConvError(
-            f"the number of stride phases to list must be at most {MOST_PHASES:,}",
+            f"the number of stride phases to list must be at most {MOST_LISTED:,}",
             f"there are {phases:,}",
             "Use ConvAxis.taps_of_phase for single phases",
         )

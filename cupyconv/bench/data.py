@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from math import prod
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ LAYOUTS = (formats.CHANNELS_LAST, formats.CHANNELS_FIRST)
 """Memory orders that a run measures by default."""
 
 PERIOD = 4_194_301  # values before they repeat; the largest prime below 2^22
-_STEP = 1_234_577  # a seed starts this many values after the previous seed; a prime (hand-set)
 
 
 def in_layout(problem: ConvProblem, layout: str, dtype: str) -> ConvProblem:
@@ -60,7 +60,7 @@ def random_flat(count: int, dtype: str, seed: int, xp: Any) -> Any:
     """Return a flat array of ``count`` random values, which depend on ``dtype`` and ``seed``."""
     numbers = _numbers(dtype, xp)
     flat = xp.empty(count, numbers.dtype)
-    start, offset = 0, _STEP * seed % PERIOD  # each seed starts elsewhere in the period
+    start, offset = 0, Random(seed).randrange(PERIOD)  # each seed starts elsewhere in the period
     while start < count:
         chunk = numbers[offset : offset + count - start]
         flat[start : start + chunk.size] = chunk

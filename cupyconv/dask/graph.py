@@ -25,9 +25,8 @@ from cupyconv.errors import require_word, unknown_word
 from cupyconv.planning import PRECISIONS, Impl, implementations
 from cupyconv.problem import ITEMSIZE, ConvProblem
 
-FAN_IN = 8
-"""Largest number of arrays that one task adds; a smaller number makes the tree of sums deeper, and
-a larger number takes more memory (hand-set)."""
+FAN_IN = 4
+"""Largest number of arrays that one task adds (the default of Dask's own sums)."""
 
 
 class Graph:

@@ -12,7 +12,7 @@ import dask.array as da
 from cupyconv import arrays, binding, formats
 from cupyconv.dask import tasks
 from cupyconv.dask.chunks import as_chunked
-from cupyconv.dask.graph import FAN_IN, Graph
+from cupyconv.dask.graph import Graph
 from cupyconv.dask.halos import (
     channel_blocks,
     input_bounds,
@@ -366,4 +366,4 @@ def conv_backprop_bias(dy: Any, *, data_format: DataFormat | None = None) -> da.
     n_axis, _, *spatial = formats.data_axes(formats.resolve_data_format(data_format, rank))
     wide = "float32" if name in ("float16", "bfloat16") else name
     dy = dy.map_blocks(tasks.require_dy, dtype=dy.dtype, meta=dy._meta)
-    return dy.sum(axis=(n_axis, *spatial), dtype=wide, split_every=FAN_IN).astype(dy.dtype)
+    return dy.sum(axis=(n_axis, *spatial), dtype=wide).astype(dy.dtype)

@@ -44,11 +44,9 @@ TIES: tuple[Mapping[str, int], ...] = (
 MODES = ("zeros", "reflect", "edge", "symmetric", "wrap")
 """Values of the padding: zeros, or values of x as in the modes of ``numpy.pad``."""
 
-CROP = 2
-"""Largest number of inputs that a convention leaves out at each end of an axis (hand-set)."""
-
-EXTRA = 3
-"""Largest number of zeros beyond the full padding, span - 1, on each side (hand-set)."""
+BEYOND = 3
+"""Largest number of positions by which a convention exceeds the usual paddings on each side: inputs
+that it leaves out, or zeros beyond the full padding, span - 1 (hand-set)."""
 
 DILATIONS = (*range(1, 9), 10, 12, 16, 18, 24, 32, 36, 48, 64, 128, 256, 512)
 """Dilations that are tried (hand-set)."""
@@ -215,10 +213,10 @@ def axis_rules(
         extent = (taps - 1) * dilation + 1
         if dilation > 1 and taps == 1:
             break
-        unusual = dilation >= inputs or extent > 2 * inputs + EXTRA
+        unusual = dilation >= inputs or extent > 2 * inputs + BEYOND
         if dilation > 4 and unusual and dilation not in dilations:
             continue
-        room = extent - 1 + EXTRA
+        room = extent - 1 + BEYOND
         strides = range(1, 2)
         if outputs > 1:
             most = (inputs + 2 * room - extent) // (outputs - 1)
@@ -227,8 +225,8 @@ def axis_rules(
             # The padding before and the padding after add up to ``total``.
             total = (outputs - 1) * stride + extent - inputs
             # A single output does not determine the stride, so any number of inputs may be unread.
-            unread = max(stride, dilation) - 1 + CROP if outputs > 1 else inputs
-            pads = range(max(-CROP, total - room), min(room, total + unread) + 1)
+            unread = max(stride, dilation) - 1 + BEYOND if outputs > 1 else inputs
+            pads = range(max(-BEYOND, total - room), min(room, total + unread) + 1)
             if pads:
                 yield stride, dilation, pads
 

@@ -41,9 +41,6 @@ LARGEST = 1e70
 SHOWN_TERMS = SHOWN_FIRST + SHOWN_LAST
 """Largest number of products of an element that are printed."""
 
-LISTED = 8
-"""Largest number of other conventions that are printed (hand-set)."""
-
 
 def diagnose(
     x: Any = None,
@@ -517,8 +514,7 @@ class Finding:
         if self.mismatch:
             blocks.append(Paragraph(f"Your options do not fit the shapes: {self.mismatch}."))
         sections = [Section(self.headline, tuple(blocks)), *self._difference_sections()]
-        many = self.degenerate and len(self.fits) > LISTED
-        if (len(self.fits) > 1 or self._aliases()) and not many:
+        if (len(self.fits) > 1 or self._aliases()) and not search.too_many:
             sections.append(self._alternatives())
         if best is not None and is_near and is_other:
             sections += self._line_sections(best)
@@ -599,7 +595,7 @@ class Finding:
             same = f"Padding {listed([padding, *aliases])} are the same for these sizes"
             blocks.append(Paragraph(f"{same}{self._apart(padding, aliases[0])}."))
         rows = []
-        for fit in self.fits[1 : LISTED + 1]:
+        for fit in self.fits[1:]:
             settings = self._settings(fit)
             changed = {key for key in settings if settings[key] != self.settings.get(key)}
             changed |= self.settings.keys() - settings.keys()
@@ -608,9 +604,6 @@ class Finding:
         if rows:
             heads = ("also gives these values", "to tell it apart, use")
             blocks.append(Table(heads, tuple(rows)))
-        more = len(self.fits) - LISTED - 1
-        if more > 0:
-            blocks.append(Paragraph(f"{counted(more, 'other convention')} fit, too."))
         return Section("Other conventions with the same values", tuple(blocks))
 
     def _apart(self, *words: str) -> str:

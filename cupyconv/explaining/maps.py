@@ -17,10 +17,8 @@ from cupyconv.explaining import figure
 from cupyconv.explaining.counts import MAPPED, input_counts, output_counts, tap_counts, visible
 from cupyconv.explaining.shapes import listed
 from cupyconv.explaining.terms import CONVOLUTION_NAMES, LETTERS, counted_large
+from cupyconv.explaining.values import MOST_ELEMENTS
 from cupyconv.problem import ConvProblem, counted
-
-MOST_POSITIONS = 1_000_000
-"""Largest input, output or filter size of an axis for which a map is computed (hand-set)."""
 
 SHADES = " ░▒▓█"
 """Characters of a heat map, from no terms to the most terms."""
@@ -219,9 +217,9 @@ def term_map(problem: ConvProblem, tensor: str = "dx", is_transposed: bool = Fal
         raise unknown_word("map", tensor, MAPPED)
     for axis in problem.axes:
         size = max(axis.input, axis.output, axis.filter)
-        if size > MOST_POSITIONS:
+        if size > MOST_ELEMENTS:
             raise ConvError(
-                f"an axis must have at most {MOST_POSITIONS:,} positions to be counted one by one",
+                f"an axis must have at most {MOST_ELEMENTS:,} positions to be counted one by one",
                 f"it has {size:,}",
                 "Omit the map, or use a smaller layer with the same stride and taps",
                 axis=axis.name,

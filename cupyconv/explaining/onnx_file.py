@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cupyconv.errors import ConvError
+from cupyconv.files import LARGEST_TEXT
 from cupyconv.problem import bytes_text
 
 MOST_BYTES = (1 << 31) - 1
 """Largest number of bytes of a model file (the limit of protobuf)."""
-
-_HEAD = 1 << 20
-"""Bytes at the start of a file that determine its kind (hand-set)."""
 
 _RULE = "a model must be a complete ONNX file"
 _FROM_PYTORCH = "Export the model from PyTorch with torch.onnx.export"
@@ -85,11 +83,11 @@ def read_content(path: str | Path, file: BinaryIO | None = None) -> bytes:
             return read_content(path, opened)
     size = _size(file)
     if size > MOST_BYTES:
-        raise _too_large(path, file.read(_HEAD), bytes_text(size))
+        raise _too_large(path, file.read(LARGEST_TEXT), bytes_text(size))
     if size:
         return file.read()
     parts, total = [], 0  # a pipe, which may be endless
-    while total <= MOST_BYTES and (part := file.read(_HEAD)):
+    while total <= MOST_BYTES and (part := file.read(LARGEST_TEXT)):
         parts.append(part)
         total += len(part)
     if total > MOST_BYTES:
@@ -115,7 +113,7 @@ def _too_large(path: str | Path, head: bytes, size: str) -> ConvError:
 
 def other_kind(path: str | Path, content: bytes) -> ConvError | None:
     """Return an error that names the kind of a file that is not ONNX; None for an unknown kind."""
-    head = content[:_HEAD].removeprefix(b"\xef\xbb\xbf")  # the mark of UTF-8
+    head = content[:LARGEST_TEXT].removeprefix(b"\xef\xbb\xbf")  # the mark of UTF-8
     for pattern, what, remedy in _KINDS:
         if re.match(pattern, head, re.DOTALL):
             name_end = 30 + int.from_bytes(head[26:28], "little")

@@ -15,7 +15,7 @@ from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from cupyconv.errors import ConvError
+from cupyconv.errors import LONGEST, ConvError
 from cupyconv.explaining.onnx_operators import (
     CONVOLUTIONS,
     OWN_DOMAINS,
@@ -25,6 +25,7 @@ from cupyconv.explaining.onnx_operators import (
     form_of,
     plain_attributes,
 )
+from cupyconv.files import LARGEST_TEXT
 from cupyconv.problem import shape_text
 
 if TYPE_CHECKING:
@@ -42,17 +43,8 @@ MOST_AXES = 64
 MOST_VALUES = 4096
 """Largest number of elements of a constant that is evaluated (hand-set)."""
 
-MOST_VALUES_OF_A_MODEL = 4_000_000
-"""Largest number of elements of all evaluated constants of a model (hand-set)."""
-
 _MOST_INDEXED = 1 << 62
 """NumPy indexes only tensors with fewer elements than this (NumPy's limit, rounded down)."""
-
-LONGEST_SIZE_NAME = 100
-"""Largest number of characters in the name of an unknown size (hand-set).
-
-An unknown size has no value; it may have a name, such as "batch".
-"""
 
 EVALUATED = frozenset(
     {
@@ -297,7 +289,7 @@ def open_unusable_sizes(graph: Any) -> None:
     for dim in _dims_with_inner(graph):
         if dim.HasField("dim_value") and dim.dim_value < 0:
             dim.ClearField("dim_value")
-        if len(dim.dim_param) > LONGEST_SIZE_NAME:
+        if len(dim.dim_param) > LONGEST:
             dim.ClearField("dim_param")
 
 
@@ -367,7 +359,7 @@ class Traversal:
         self._schemas: dict[tuple[str, str], Any] = {}
         self._marked: dict[str, Stored] = {}
         self._computed: dict[tuple[Any, ...], Stored] = {}
-        self._values_left = MOST_VALUES_OF_A_MODEL
+        self._bytes_left = LARGEST_TEXT  # The values of all constants share these bytes.
         stored = {entry.name for entry in model.graph.initializer}
         stored |= {entry.values.name for entry in model.graph.sparse_initializer}
         self._used_sizes: set[str] = set()
@@ -606,10 +598,10 @@ class Traversal:
         """Return the numeric arrays within the limits, and count them against the model's limit."""
         kept = {}
         for name, array in arrays.items():
-            few = array.size <= MOST_VALUES and array.size <= self._values_left
+            few = array.size <= MOST_VALUES and array.nbytes <= self._bytes_left
             if few and array.dtype.kind in "biuf":
                 kept[name] = array
-                self._values_left -= array.size
+                self._bytes_left -= array.nbytes
         return kept
 
     def _evaluate(

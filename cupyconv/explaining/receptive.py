@@ -11,8 +11,8 @@ from fractions import Fraction
 from math import prod
 from typing import NamedTuple
 
-from cupyconv.explaining.terms import MOST_LISTED
-from cupyconv.problem import ConvAxis, ConvProblem, counted
+from cupyconv.explaining.values import MOST_ELEMENTS
+from cupyconv.problem import MOST_LISTED, ConvAxis, ConvProblem, counted
 
 Layers = Sequence[tuple[ConvAxis, bool]]
 """Layers along an axis, from the first to the last, each with whether it is transposed."""
@@ -43,11 +43,13 @@ def field(layers: Layers) -> Field | None:
     # The fields of outputs that are this far apart have the same size.
     if period > MOST_LISTED:
         return None
-    sizes = []
+    sizes, left = [], MOST_ELEMENTS
     for output in range(period):
         read = {output}
         for axis, is_transposed in reversed(layers):
-            if axis.filter * len(read) > MOST_LISTED:
+            count = axis.filter * len(read)
+            left -= count
+            if count > MOST_LISTED or left < 0:
                 return None
             read = set(_inputs(axis, is_transposed, read))
         sizes.append(max(read) - min(read) + 1 if read else 0)

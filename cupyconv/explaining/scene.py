@@ -20,9 +20,9 @@ from cupyconv import arrays
 from cupyconv.errors import ConvError
 from cupyconv.explaining import adjoints, shapes, terms
 from cupyconv.explaining.counts import visible, with_gaps
-from cupyconv.explaining.terms import MOST_LISTED, Element
+from cupyconv.explaining.terms import Element
 from cupyconv.explaining.values import OPERANDS, Values
-from cupyconv.problem import ConvAxis, ConvProblem, shape_text
+from cupyconv.problem import MOST_LISTED, ConvAxis, ConvProblem, shape_text
 
 PAD, ZERO = -1, -2
 """Contents of cells without an element of a tensor: padding, or a zero between dilated elements."""

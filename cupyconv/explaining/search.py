@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from heapq import nsmallest
 from itertools import combinations, product
 from math import inf, prod
 from operator import itemgetter
@@ -21,29 +22,24 @@ from numpy.lib.stride_tricks import as_strided
 
 from cupyconv import arrays
 from cupyconv.cpu.activations import activate
+from cupyconv.cpu.scratch import MOST_BYTES
 from cupyconv.cpu.threads import with_one_blas_thread
 from cupyconv.explaining import conventions
 from cupyconv.explaining.conventions import MODES, PLAIN, Convention, Finish, Order, Rule
+from cupyconv.explaining.values import MOST_FLOPS
 from cupyconv.formats import SPATIAL_AXES
+from cupyconv.markup import MOST_LINES
 
-MOST_WORK = 2e9
-"""Largest number of multiply-adds of the search for one result (hand-set)."""
-
-MOST_FLOPS = 2 * MOST_WORK
-"""Largest number of floating-point operations of one comparison of a whole result."""
+MOST_WORK = MOST_FLOPS / 2
+"""Largest number of multiply-adds of the search for one result.  Like a comparison with a whole
+result, it takes at most as long as a pass that an explanation computes."""
 
 MOST_JOBS = 6_000
 """Largest number of orders of axes, strides and dilations that are tried (hand-set)."""
 
-MOST_RULES = 300
-"""Largest number of strides and dilations that are tried with an order of axes (hand-set)."""
-
-MOST_COMPARED = 8_000_000
-"""Largest number of elements of each tensor in one comparison, and of a matrix of windows
-(hand-set)."""
-
-MOST_FITS = 24
-"""Largest number of conventions that fit and are listed (hand-set)."""
+MOST_COMPARED = MOST_BYTES // 8
+"""Largest number of elements of each tensor in one comparison, and of a matrix of windows: float64
+numbers in the scratch memory of a pass."""
 
 MOST_COMPARISONS = 400
 """Largest number of candidates that are compared as a whole (hand-set)."""
@@ -59,9 +55,6 @@ LEAST_EVIDENCE = 32.0
 
 A search tries up to a million conventions, or 20 bits; the others are a margin.
 """
-
-ROUGH = 0.05
-"""Largest relative difference of a sampled element that agrees (hand-set)."""
 
 NEARBY = 1.5
 """Largest additional distance at which other conventions are sought after one fits, and at which
@@ -92,6 +85,10 @@ LEVELS = (
     Level("bfloat16", 2.0**-8, False),
 )
 """Precisions, from the finest to the coarsest; TF32 has the roundoff of float16."""
+
+ROUGH = 12 * LEVELS[-1].roundoff
+"""Largest relative difference of a sampled element that agrees: the bound of ``_level`` for the
+coarsest precision, where no products cancel."""
 
 _LEVEL_OF = {
     "float64": 1,
@@ -314,7 +311,7 @@ class Search:
         same = convention.fingerprint(self.tensors)
         if same in self._seen or len(self._seen) >= MOST_COMPARISONS:
             return None
-        if len(self.fits) >= MOST_FITS:
+        if len(self.fits) >= MOST_LINES:
             self.too_many = True
             return None
         self._seen.add(same)
@@ -373,8 +370,8 @@ class Search:
                 seen.add(key)
                 spatial = tuple(views[role].shape[3:] for role in "xwy")
                 if spatial not in rules:
-                    every = sorted(self._rules(spatial, order.rank), key=itemgetter(0))
-                    rules[spatial] = every[:MOST_RULES]
+                    every = self._rules(spatial, order.rank)
+                    rules[spatial] = nsmallest(MOST_JOBS, every, key=itemgetter(0))
                 base = self._order_distance(order) + 1.5 * (is_transposed != self.is_transposed)
                 for extra, options in rules[spatial]:
                     jobs.append((base + extra, _Job(is_transposed, order, options)))
@@ -848,7 +845,7 @@ class _Sample:
         share = (error <= ROUGH * scale).mean(1)
         places = np.flatnonzero(share >= min(_AGREEING, share.max()))
         rough = np.sqrt((error[places] ** 2).mean(1)) / (_rms(scale) or 1.0)
-        order = np.lexsort((rough, -share[places]))[: MOST_FITS if share.max() >= _AGREEING else 1]
+        order = np.lexsort((rough, -share[places]))[: MOST_LINES if share.max() >= _AGREEING else 1]
         found = []
         for place, distance in zip(places[order], rough[order], strict=True):
             chosen = np.unravel_index(place, [len(each.pads) for each in self.job.options])

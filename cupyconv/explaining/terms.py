@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 
 from cupyconv import arrays
 from cupyconv.errors import ConvError, shown, unknown_word
-from cupyconv.markup import Block, Document, Paragraph, Section, Verbatim
-from cupyconv.problem import ConvAxis, ConvProblem, counted, shape_text
+from cupyconv.explaining.values import MOST_ELEMENTS
+from cupyconv.markup import MOST_LINES, Block, Document, Paragraph, Section, Verbatim
+from cupyconv.problem import MOST_LISTED, ConvAxis, ConvProblem, counted, shape_text
 
 LETTERS = {
     "input": {1: "w", 2: "hw", 3: "dhw"},
@@ -53,15 +54,6 @@ INDEX_W = " The index w is a position on axis W, not the filter w."
 
 SHOWN_FIRST, SHOWN_LAST = 4, 2
 """Number of terms printed at the beginning and at the end of a long list (hand-set)."""
-
-MOST_BY_HAND = 16
-"""Largest number of terms with integer factors that are all printed, to add by hand (hand-set)."""
-
-MOST_VALUES = 50_000_000
-"""Largest number of terms whose values are computed; more terms need much memory (hand-set)."""
-
-MOST_LISTED = 100_000
-"""Largest number of terms, taps or positions that are listed one by one (hand-set)."""
 
 _DIGITS = {
     "float16": 3,
@@ -348,11 +340,11 @@ class Element:
         are conjugated.
 
         Raises:
-            ConvError: the element has more than MOST_VALUES terms.
+            ConvError: the element has more than MOST_ELEMENTS terms.
         """
-        if self.count > MOST_VALUES:
+        if self.count > MOST_ELEMENTS:
             raise ConvError(
-                f"an element must have at most {MOST_VALUES:,} terms for their values to be shown",
+                f"an element must have at most {MOST_ELEMENTS:,} terms to be shown with values",
                 f"{self.name} has {self.count:,} terms",
                 "To list the terms without values, omit --large on the command line, or call "
                 "explain() without large=True and without arrays",
@@ -476,8 +468,8 @@ class Element:
                 "first and the last terms",
             )
         most = SHOWN_FIRST + SHOWN_LAST + 1
-        if self.count <= MOST_BY_HAND and self.has_values and self._integral:
-            most = MOST_BY_HAND  # print all terms, so that they can be added by hand
+        if self.count <= MOST_LINES and self.has_values and self._integral:
+            most = MOST_LINES  # print all terms, so that they can be added by hand
         if everything or self.count <= most:
             return list(range(self.count)), []
         return list(range(SHOWN_FIRST)), list(range(self.count - SHOWN_LAST, self.count))

@@ -91,7 +91,7 @@ def test_dy_overrides_a_preset():
         (("--dy", "1xa", "--filter", "1x1x3"), "every size of --dy must be a number"),
         (("--filter", "1x1x3", "--sweep", "inputs=1:4"), "Did you mean 'input'?"),
         (("--filter", "1x1x3", "--sweep", "input=4:1"), "must count up"),
-        (("--filter", "1x1x3", "--sweep", "input=1:9999999"), "at most 1,000 values"),
+        (("--filter", "1x1x3", "--sweep", "input=1:9999999"), "at most 100,000 values"),
         (("--filter", "1x1x3", "--sweep", "input=1:2"), "the filter must fit"),
         (("--sweep", "input=1:2"), "must have the shapes"),
     ],

@@ -565,14 +565,14 @@ def test_too_many_terms_name_the_option_to_omit(monkeypatch):
     monkeypatch.setattr(terms, "MOST_LISTED", 3)
     command = ["explain", "1x1x4x4", "1x1x2x2", "--element", "dw[0,0,0,0]", "--all"]
     assert "Omit --all" in refused(*command)
-    monkeypatch.setattr(terms, "MOST_VALUES", 3)
+    monkeypatch.setattr(terms, "MOST_ELEMENTS", 3)
     assert "omit --large" in refused("explain", "1x1x4x4", "1x1x2x2", "--large", "--json")
 
 
 def test_too_many_terms_are_rejected_before_computing(monkeypatch):
     import cupyconv.explaining.terms as terms
 
-    monkeypatch.setattr(terms, "MOST_VALUES", 3)
+    monkeypatch.setattr(terms, "MOST_ELEMENTS", 3)
     described = []
     monkeypatch.setattr(cupyconv.Explanation, "to_dict", described.append)
     refused("explain", "1x1x4x4", "1x1x2x2", "--large", "--json")

@@ -86,6 +86,12 @@ def test_fields_of_a_branching_model_hold_all_inputs(seed, tmp_path):
     assert y.shape[2] == pytest.approx(size / field.step, abs=2)
 
 
+def test_receptive_field_with_many_steps_is_not_computed():
+    """A hundred thousand outputs would each visit as many taps."""
+    (axis,) = ConvProblem((1, 1, 300_000), (1, 1, 100_000), stride=100_000).axes
+    assert receptive.field([(axis, True)]) is None
+
+
 def test_fields_end_behind_other_positions(tmp_path):
     """A product with a global mean depends on all inputs, so its field is unknown."""
     onnx = pytest.importorskip("onnx", reason="the onnx package is not installed")

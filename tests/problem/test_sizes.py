@@ -23,9 +23,8 @@ from cupyconv.cpu.choice import methods
 from cupyconv.dask import halos
 from cupyconv.errors import ConvError
 from cupyconv.explaining import maps, values
-from cupyconv.explaining.terms import MOST_LISTED
 from cupyconv.planning.plan import Plan, plan_pass
-from cupyconv.problem import PASSES, shape_text
+from cupyconv.problem import MOST_LISTED, PASSES, shape_text
 from tests import agreement
 from tests.configurations import integer_data
 
@@ -147,7 +146,7 @@ def test_hostile_problems_are_planned(name, device):
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_problems_are_explained(name, monkeypatch):
-    monkeypatch.setattr(maps, "MOST_POSITIONS", 1000)  # count few positions one by one
+    monkeypatch.setattr(maps, "MOST_ELEMENTS", 1000)  # count few positions one by one
     monkeypatch.setattr(values, "MOST_ELEMENTS", 1000)  # draw no values for large layers
     told = cupyconv.explain(of_name(name))
     texts = answered(lambda: str(told), told._repr_html_, lambda: json.dumps(told.to_dict()))
@@ -181,7 +180,7 @@ def test_hostile_problems_on_the_command_line(name, command, monkeypatch):
     if command == "grads":
         monkeypatch.setattr(data, "available_memory", lambda: 1000)
     elif command == "explain":
-        monkeypatch.setattr(maps, "MOST_POSITIONS", 1000)
+        monkeypatch.setattr(maps, "MOST_ELEMENTS", 1000)
         monkeypatch.setattr(values, "MOST_ELEMENTS", 1000)  # draw no values for large layers
     (result,) = answered(lambda: CliRunner().invoke(main, [command, *options]))
     refused = command == "grads"

@@ -29,8 +29,9 @@ from cupyconv.cpu.choice import (
 )
 from cupyconv.cpu.correlation import Correlation, correlation, selections, with_three_axes
 from cupyconv.cpu.products import weights_of_sums
-from cupyconv.cpu.scratch import LINE
 from cupyconv.cpu.views import (
+    LINE,
+    MOST_LINES,
     Layout,
     channels_are_last,
     dense,
@@ -44,9 +45,6 @@ from cupyconv.signals import import_whole
 
 LEAST_PACKED = 1 << 18
 """Number of weights above which several threads pack filters (hand-set)."""
-
-MANY_CHANNELS = 128
-"""Channels per group of channels-first memory from which taps vary fastest in a term (hand-set)."""
 
 CHANNEL_PRODUCT = 16
 """Time of a product of a depthwise layer whose pixels are not in the cache, in products of a tile
@@ -656,11 +654,12 @@ def _begins_with_channel(block: Correlation) -> bool:
 
     In channels-first memory they do if a row has more taps than a group has channels, or if there
     are many channels, because a pixel would otherwise leave the cache before the next tap reads it.
+    The pixels of a tile are in one or two cache lines per channel.
     """
     if channels_are_last(block.source) or is_depthwise(block):
         return False
     taps = block.axes[-1].taps
-    return block.channels < taps or (taps > 1 and block.channels >= MANY_CHANNELS)
+    return block.channels < taps or (taps > 1 and 2 * block.channels >= MOST_LINES)
 
 
 @cache

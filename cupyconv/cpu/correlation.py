@@ -20,6 +20,7 @@ import numpy as np
 
 from cupyconv.cpu.activations import activate
 from cupyconv.cpu.axis import (
+    MANY_PHASES,
     Axis,
     Phase,
     boxes,
@@ -37,9 +38,6 @@ ALL: Any = slice(None)
 
 LEAST_SUMMED = 256
 """Smallest number of pixels per partial sum (hand-set)."""
-
-MOST_KEPT = 64
-"""Largest number of stride phases of a pass that are kept for the next call (hand-set)."""
 
 LEAST_PRODUCTS = 1 << 24
 """Smallest number of products per partial sum, if a matrix product computes it (hand-set)."""
@@ -317,13 +315,13 @@ def with_three_axes(whole: Correlation) -> Correlation:
 def selections(problem: ConvProblem, pass_: str) -> Iterable[Selection]:
     """Return the correlations of a pass: for backprop_input, one per stride phase with taps.
 
-    The result is a tuple, or an iterator if there may be more than MOST_KEPT correlations.
+    The result is a tuple, or an iterator if there may be more than MANY_PHASES correlations.
     """
     if pass_ != "backprop_input":
         return (Selection(tuple(map(forward_axis, problem.axes))),)
     found = map(_selection, _combinations(problem.axes))
     count = prod(min(axis.stride, axis.filter) for axis in problem.axes)
-    return tuple(found) if count <= MOST_KEPT else found
+    return tuple(found) if count <= MANY_PHASES else found
 
 
 def _selection(phases_of_axes: tuple[Phase, ...]) -> Selection:

@@ -38,9 +38,6 @@ SLOWER = 4
 LARGEST_ROWS = 1 << 16
 """Largest number of weights, counting copies for several pixels, that fit the cache (hand-set)."""
 
-MOST_BYTES = 8 << 20
-"""Bytes of all cached layouts of blocks, which have an offset per weight of a filter (hand-set)."""
-
 MOST_PADDED = 4
 """Largest ratio of padded to source pixels for which planes are summed one at a time (hand-set)."""
 
@@ -328,7 +325,7 @@ def _plan_layout(key: tuple[tuple[Axis, ...], int, int]) -> _Layout:
     return _Layout(extents, tuple(firsts), offsets, of_phase - prod(extents) + last + 1)
 
 
-_layout = ByteCache(_plan_layout, MOST_BYTES)
+_layout = ByteCache(_plan_layout)
 
 
 @cache

@@ -62,9 +62,6 @@ MANY_PRODUCTS = 1 << 26
 MOST_PARTS = 8
 """Largest number of tasks into which the blocks of a stage are divided (hand-set)."""
 
-MOST_BYTES = 32 << 20
-"""Bytes of all cached plans (hand-set)."""
-
 OBJECT_BYTES = 2048
 """Bytes of a correlation or of a block in a plan (counted)."""
 
@@ -316,7 +313,7 @@ def _plan(geometry: Geometry) -> TilePlan:
     return _plan_gradient(geometry) if is_gradient else _plan_correlation(geometry)
 
 
-plan_of = ByteCache(_plan, MOST_BYTES)
+plan_of = ByteCache(_plan)
 
 
 def _add_gradients(layouts: _Layouts, stages: list[Stage], chunk: Correlation) -> None:

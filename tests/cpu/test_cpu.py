@@ -30,7 +30,17 @@ from threadpoolctl import threadpool_limits
 import cupyconv
 from cupyconv import ConvProblem, Plan, cache_folder, calls
 from cupyconv.cache_folder import CACHE_VARIABLE
-from cupyconv.cpu import blocked, choice, correlation, loops, scattered, threads, tile_plans, views
+from cupyconv.cpu import (
+    blocked,
+    caching,
+    choice,
+    correlation,
+    loops,
+    scattered,
+    threads,
+    tile_plans,
+    views,
+)
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.errors import ConvError
 from cupyconv.problem import PASSES
@@ -813,7 +823,7 @@ def test_geometries_in_turn_are_planned_once_within_a_limit(method, cache, monke
         problem = ConvProblem((1, 4, 5, size), (4, 4, 3, 3))
         compute(problem, "forward", method, zeros(problem))
     assert len(planned) == 100
-    monkeypatch.setattr(cache, "most", 50_000)
+    monkeypatch.setattr(caching, "MOST_BYTES", 100_000)
     compute(problem := problem.replace(stride=2), "forward", method, zeros(problem))
     assert 0 < sum(one.nbytes for one in cache._results.values()) <= 50_000
 

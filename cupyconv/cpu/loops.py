@@ -30,6 +30,7 @@ from cupyconv.cpu.correlation import ALL, Correlation, gather, with_three_axes
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import MOST_TERMS, copy, flat_memory, has_whole_steps, merged
+from cupyconv.problem import ITEMSIZE
 from cupyconv.signals import import_whole
 
 SLOWER = 4
@@ -41,15 +42,12 @@ LARGEST_ROWS = 1 << 16
 MOST_PADDED = 4
 """Largest ratio of padded to source pixels for which planes are summed one at a time (hand-set)."""
 
-BLOCK_ELEMENTS = 1 << 19
-"""Pixels of source and result per block of planes that are summed one at a time (hand-set)."""
-
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute ``whole.result`` in blocks, whose size is proportional to ``block_bytes``."""
     for chunk in with_three_axes(whole).chunks(block_bytes):
         if _is_single_planes(chunk):
-            _sum_single_planes(chunk, pool)
+            _sum_single_planes(chunk, pool, block_bytes)
             continue
         add = _sum_planes if has_numba() else _sum_pixels
         most, size = _blocks(chunk, block_bytes, LOOP_PARTS)
@@ -214,15 +212,16 @@ def _is_single_planes(whole: Correlation) -> bool:
     return all(_are_rows(array, whole) for array in (whole.source, whole.result))
 
 
-def _sum_single_planes(whole: Correlation, pool: Pool) -> None:
+def _sum_single_planes(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     _, rows, columns = whole.axes
     pitch, lines = columns.span, rows.span
     offsets = np.add.outer(
         np.arange(rows.taps) * rows.dilation * pitch, np.arange(columns.taps) * columns.dilation
     ).ravel()
     plane = rows.outputs * columns.outputs + rows.size * columns.size
-    groups = clamp(BLOCK_ELEMENTS // plane, whole.groups)
-    images = clamp(BLOCK_ELEMENTS // (plane * groups), whole.images)
+    most = block_bytes // ITEMSIZE["float32"]  # not fewer of a wider dtype: few stay in the cache
+    groups = clamp(most // plane, whole.groups)
+    images = clamp(most // (plane * groups), whole.images)
     size = (lines + rows.outputs) * pitch + groups * len(offsets)
     rules = (rows.offset, columns.offset, rows.outputs, columns.outputs, lines, pitch)
     sum_block = partial(_sum_block_of_planes, offsets, rules)

@@ -665,7 +665,7 @@ def test_divided_parts_have_similar_sizes(extents):
     pixels = [part.images * np.prod([a.outputs for a in part.axes]) for part in whole.divided(8)]
     assert sum(pixels) == np.prod(extents)
     assert len(pixels) <= 8
-    assert min(pixels) >= correlation.LEAST_SUMMED / 2
+    assert min(pixels) >= choice.LEAST_PIXELS
 
 
 # Unusual layers for blocks of 1/64 size, small enough for every method.

@@ -29,6 +29,7 @@ from cupyconv.cpu.choice import (
 )
 from cupyconv.cpu.correlation import Correlation, correlation, selections, with_three_axes
 from cupyconv.cpu.products import weights_of_sums
+from cupyconv.cpu.threads import MOST_THREADS
 from cupyconv.cpu.views import (
     LINE,
     MOST_LINES,
@@ -58,9 +59,6 @@ LEAST_WEIGHTS = 96
 
 MANY_PRODUCTS = 1 << 26
 """Smallest number of products per part, if a filter gradient has more than two (hand-set)."""
-
-MOST_PARTS = 8
-"""Largest number of tasks into which the blocks of a stage are divided (hand-set)."""
 
 OBJECT_BYTES = 2048
 """Bytes of a correlation or of a block in a plan (counted)."""
@@ -455,7 +453,7 @@ def _aligned(size: int, chunk: Correlation) -> int:
 
 def _divided(works: Sequence[int]) -> Iterator[slice]:
     """Divide blocks into ranges with enough work for a thread."""
-    least = max(sum(works) // MOST_PARTS, PART_PRODUCTS)
+    least = max(sum(works) // MOST_THREADS, PART_PRODUCTS)
     first, total = 0, 0
     for number, of_block in enumerate(works, 1):
         total += of_block

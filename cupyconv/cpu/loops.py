@@ -25,7 +25,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, split_evenly, step
 from cupyconv.cpu.caching import ByteCache
-from cupyconv.cpu.choice import LOOP_PARTS, SUMS, has_numba, most_loop_bytes
+from cupyconv.cpu.choice import LOOP_PARTS, PLANE_RATE, RATE, SUMS, has_numba, most_loop_bytes
 from cupyconv.cpu.correlation import ALL, Correlation, gather, with_three_axes
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
@@ -33,8 +33,8 @@ from cupyconv.cpu.views import MOST_TERMS, copy, flat_memory, has_whole_steps, m
 from cupyconv.problem import ITEMSIZE
 from cupyconv.signals import import_whole
 
-SLOWER = 4
-"""Time of a product of planes, relative to a product in a matrix product (rough)."""
+SLOWER = round(RATE / PLANE_RATE)
+"""Time of a product of planes, relative to a product in a matrix product."""
 
 LARGEST_ROWS = 1 << 16
 """Largest number of weights, counting copies for several pixels, that fit the cache (hand-set)."""

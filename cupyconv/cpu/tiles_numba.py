@@ -11,6 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from cupyconv.cpu.choice import TILE_ROWS
 from cupyconv.cpu.compiled import TERMS, compiled
 
 _features = binding.get_host_cpu_features()
@@ -19,8 +20,8 @@ _has_32_registers = bool(_features.get("avx512f")) or bool(_features.get("neon")
 VECTOR_BYTES = 64 if _features.get("avx512f") else 32 if _features.get("avx") else 16
 """Bytes of a vector register."""
 
-ROWS = 12 if _has_32_registers else 6
-"""Rows of a tile; with two vectors per row, its sums fit the vector registers (hand-set)."""
+ROWS = TILE_ROWS if _has_32_registers else TILE_ROWS // 2
+"""Rows of a tile; with two vectors per row, its sums fit 32 or 16 vector registers."""
 
 LEAST_DIVIDED = 1 << 11
 """Smallest number of pixels for which padding is treated separately (hand-set)."""

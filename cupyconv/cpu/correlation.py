@@ -30,14 +30,11 @@ from cupyconv.cpu.axis import (
     split_evenly,
     used_slices,
 )
-from cupyconv.cpu.choice import LEAST_PIXELS, product_pieces
+from cupyconv.cpu.choice import LEAST_PIXELS, PART_PRODUCTS, product_pieces
 from cupyconv.cpu.views import accumulator_of, copy
 from cupyconv.problem import ConvAxis, ConvProblem
 
 ALL: Any = slice(None)
-
-LEAST_PRODUCTS = 1 << 24
-"""Smallest number of products per partial sum, if a matrix product computes it (hand-set)."""
 
 
 class Correlation(NamedTuple):
@@ -188,7 +185,8 @@ class Correlation(NamedTuple):
     def divided(self, count: int, slower: int = 1) -> Iterator[Correlation]:
         """Divide images and outputs into up to ``count`` parts, fewer for a small correlation.
 
-        The mean part has 2 * LEAST_PIXELS pixels or more, since rounding may halve a part.
+        The mean part has at least twice the pixels and products of a part that is worth its calls,
+        since rounding may halve a part.
 
         Args:
             slower: time of a product, relative to a matrix product.
@@ -196,7 +194,7 @@ class Correlation(NamedTuple):
         extents = [axis.outputs for axis in self.axes]
         pixels = self.images * prod(extents)
         products = pixels * self.filters.size * slower
-        count = clamp(min(pixels // (2 * LEAST_PIXELS), products // LEAST_PRODUCTS), count)
+        count = clamp(min(pixels // LEAST_PIXELS, products // PART_PRODUCTS) // 2, count)
         most = []
         for extent in (self.images, *extents):
             most.append(-(-extent // count))

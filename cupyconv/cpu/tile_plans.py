@@ -57,9 +57,6 @@ BYTE = 6
 LEAST_WEIGHTS = 96
 """Smallest number of weights per filter in a part of a filter gradient (hand-set)."""
 
-MANY_PRODUCTS = 1 << 26
-"""Smallest number of products per part, if a filter gradient has more than two (hand-set)."""
-
 OBJECT_BYTES = 2048
 """Bytes of a correlation or of a block in a plan (counted)."""
 
@@ -347,7 +344,8 @@ def _weights_and_outputs(
     weights = list(weights_of_sums(chunk, block_bytes))
     rows = prod(chunk.filters.shape[2:])
     products = chunk.result.size * rows
-    count = clamp(products // MANY_PRODUCTS, SUMS) // len(weights)
+    # Sums take time to add up: more than two need SUMS times the products of a part each.
+    count = clamp(products // (SUMS * PART_PRODUCTS), SUMS) // len(weights)
     if count > 1:
         divided = [(part, list(part.divided(count))) for part in weights]
     else:

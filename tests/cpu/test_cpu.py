@@ -95,8 +95,8 @@ def compute(
 def divided(monkeypatch):
     """Divide small layers into parts and partial sums too."""
     monkeypatch.setattr(choice, "CALL", 0)
-    monkeypatch.setattr(correlation, "LEAST_PRODUCTS", 1)
-    for name in ("PART_PRODUCTS", "MANY_PRODUCTS", "LEAST_PACKED", "LEAST_WEIGHTS"):
+    monkeypatch.setattr(correlation, "PART_PRODUCTS", 1)
+    for name in ("PART_PRODUCTS", "LEAST_PACKED", "LEAST_WEIGHTS"):
         monkeypatch.setattr(tile_plans, name, 1)
     tile_plans.plan_of.cache_clear()
     yield

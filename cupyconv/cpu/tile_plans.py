@@ -20,6 +20,7 @@ import numpy as np
 from cupyconv.cpu.axis import LoopBlocks, box_of, boxes, clamp, split_evenly
 from cupyconv.cpu.caching import ByteCache
 from cupyconv.cpu.choice import (
+    PART_BYTES,
     PART_PRODUCTS,
     SUMS,
     channel_blocks,
@@ -41,11 +42,11 @@ from cupyconv.cpu.views import (
     without_memory,
 )
 from cupyconv.kernels.strides import element_strides
-from cupyconv.problem import ConvProblem
+from cupyconv.problem import ITEMSIZE, ConvProblem
 from cupyconv.signals import import_whole
 
-LEAST_PACKED = 1 << 18
-"""Number of weights above which several threads pack filters (hand-set)."""
+LEAST_PACKED = PART_BYTES // ITEMSIZE["float32"]
+"""Number of weights above which several threads pack filters: those of a float32 block of tiles."""
 
 CHANNEL_PRODUCT = 16
 """Time of a product of a depthwise layer whose pixels are not in the cache, in products of a tile

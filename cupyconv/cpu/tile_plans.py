@@ -23,6 +23,7 @@ from cupyconv.cpu.choice import (
     PART_BYTES,
     PART_PRODUCTS,
     SUMS,
+    TILE_ROWS,
     channel_blocks,
     is_by_channel,
     tile_blocks,
@@ -54,9 +55,6 @@ CHANNEL_PRODUCT = 16
 
 BYTE = 6
 """Time to read or write a byte that is not in the cache, in products of a tile (rough)."""
-
-LEAST_WEIGHTS = 96
-"""Smallest number of weights per filter in a part of a filter gradient (hand-set)."""
 
 OBJECT_BYTES = 2048
 """Bytes of a correlation or of a block in a plan (counted)."""
@@ -351,10 +349,9 @@ def _weights_and_outputs(
         divided = [(part, list(part.divided(count))) for part in weights]
     else:
         divided = [(part, list(part.divided(2 // len(weights), 2))) for part in weights]
-    is_single = len(divided) == 1 and len(divided[0][1]) == 1
-    if not is_single or products < 2 * PART_PRODUCTS or rows < 2 * LEAST_WEIGHTS:
+    if len(divided) > 1 or len(divided[0][1]) > 1:
         return divided
-    count = clamp(min(products // PART_PRODUCTS, rows // LEAST_WEIGHTS), SUMS // 2)
+    count = clamp(min(products // PART_PRODUCTS, rows // TILE_ROWS), SUMS // 2)
     extents = chunk.filters.shape[2:]
     boxes_of = boxes(extents, box_of(extents, -(-rows // count)))
     parts_of = [chunk.narrow(channels=channels, taps=taps) for channels, *taps in boxes_of]

@@ -96,7 +96,7 @@ def divided(monkeypatch):
     """Divide small layers into parts and partial sums too."""
     monkeypatch.setattr(choice, "CALL", 0)
     monkeypatch.setattr(correlation, "PART_PRODUCTS", 1)
-    for name in ("PART_PRODUCTS", "LEAST_PACKED", "LEAST_WEIGHTS"):
+    for name in ("PART_PRODUCTS", "LEAST_PACKED", "TILE_ROWS"):
         monkeypatch.setattr(tile_plans, name, 1)
     tile_plans.plan_of.cache_clear()
     yield

@@ -126,14 +126,8 @@ class Correlation(NamedTuple):
         if used is None:
             return self
         (outputs, taps, pixels), axes = used
-        of_result = (ALL, ALL, ALL, *outputs)
-        return self._replace(
-            axes=axes,
-            source=self.source[(ALL, ALL, ALL, *pixels)],
-            filters=self.filters[(ALL, ALL, ALL, *taps)],
-            result=self.result[of_result],
-            addend=None if self.addend is None else self.addend[of_result],
-        )
+        source = self.source[(ALL, ALL, ALL, *pixels)]
+        return self.narrow(outputs=outputs, taps=taps)._replace(axes=axes, source=source)
 
     def unused(self) -> Iterator[Correlation]:
         """Yield the parts that ``without_unused`` leaves out, whose sums have no terms."""
@@ -147,11 +141,7 @@ class Correlation(NamedTuple):
 
     def trimmed(self) -> Correlation:
         """Trim leading and trailing taps that read only padding."""
-        taps = [axis.reached() for axis in self.axes]
-        pairs = zip(taps, self.axes, strict=True)
-        if all(part.stop - part.start == axis.taps for part, axis in pairs):
-            return self
-        return self.narrow(taps=taps)
+        return self.narrow(taps=[axis.reached() for axis in self.axes])
 
     def chunks(self, most_bytes: int, least_filters: int = 1) -> Iterator[Correlation]:
         """Divide groups and filters into parts whose weights take at most ``most_bytes``.

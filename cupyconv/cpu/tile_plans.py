@@ -345,10 +345,8 @@ def _weights_and_outputs(
     products = chunk.result.size * rows
     # Sums take time to add up: more than two need SUMS times the products of a part each.
     count = clamp(products // (SUMS * PART_PRODUCTS), SUMS) // len(weights)
-    if count > 1:
-        divided = [(part, list(part.divided(count))) for part in weights]
-    else:
-        divided = [(part, list(part.divided(2 // len(weights), 2))) for part in weights]
+    how = (count, 1) if count > 1 else (2 // len(weights), 2)
+    divided = [(part, list(part.divided(*how))) for part in weights]
     if len(divided) > 1 or len(divided[0][1]) > 1:
         return divided
     count = clamp(min(products // PART_PRODUCTS, rows // TILE_ROWS), SUMS // 2)

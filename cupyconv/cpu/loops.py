@@ -29,7 +29,8 @@ from cupyconv.cpu.choice import LOOP_PARTS, PLANE_RATE, RATE, SUMS, has_numba, m
 from cupyconv.cpu.correlation import ALL, Correlation, gather, with_three_axes
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import MOST_TERMS, copy, flat_memory, has_whole_steps, merged
+from cupyconv.cpu.views import MOST_TERMS, copy, has_whole_steps, memory_of, merged
+from cupyconv.kernels.strides import element_strides
 from cupyconv.problem import ITEMSIZE
 from cupyconv.signals import import_whole
 
@@ -165,8 +166,7 @@ def _are_rows(pixels: np.ndarray, block: Correlation) -> bool:
 
 def _memory(pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     """Return the memory as a 1-D view, and the strides of all axes but the last, in elements."""
-    memory, steps = flat_memory(pixels)
-    return memory, steps[:-1]
+    return memory_of(pixels), element_strides(pixels)[:-1]
 
 
 def _windows(source: np.ndarray, block: Correlation, several: int) -> np.ndarray:

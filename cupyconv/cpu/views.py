@@ -168,11 +168,6 @@ def has_whole_steps(array: np.ndarray, dtype: np.dtype) -> bool:
     return gcd(*strides) % array.itemsize == 0
 
 
-def flat_memory(array: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return the memory as a 1-D view, and the strides in elements, which must be whole."""
-    return memory_of(array), element_strides(array)
-
-
 def memory_of(array: np.ndarray) -> np.ndarray:
     """Return the memory as a 1-D view; strides must be whole and not negative.
 

@@ -29,16 +29,13 @@ from cupyconv.cpu.choice import LOOP_PARTS, PLANE_RATE, RATE, SUMS, has_numba, m
 from cupyconv.cpu.correlation import ALL, Correlation, gather, with_three_axes
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import MOST_TERMS, copy, has_whole_steps, memory_of, merged
+from cupyconv.cpu.views import L2_ELEMENTS, MOST_TERMS, copy, has_whole_steps, memory_of, merged
 from cupyconv.kernels.strides import element_strides
 from cupyconv.problem import ITEMSIZE
 from cupyconv.signals import import_whole
 
 SLOWER = round(RATE / PLANE_RATE)
 """Time of a product of planes, relative to a product in a matrix product."""
-
-LARGEST_ROWS = 1 << 16
-"""Largest number of weights, counting copies for several pixels, that fit the cache (hand-set)."""
 
 MOST_PADDED = 4
 """Largest ratio of padded to source pixels for which planes are summed one at a time (hand-set)."""
@@ -92,7 +89,7 @@ def _blocks(whole: Correlation, block_bytes: int, least: int = 1) -> tuple[tuple
     blocks = loop_blocks(whole.axes, *counts, most_bytes // whole.accumulator.itemsize, by_pixel)
     size = weights = blocks.most[0] * whole.filters[0].size
     if by_pixel:  # the weights are repeated for several pixels
-        size += min(max(weights, LARGEST_ROWS), weights * blocks.most[4])
+        size += min(max(weights, L2_ELEMENTS), weights * blocks.most[4])
     return blocks.most, size + blocks.places
 
 
@@ -125,7 +122,7 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
     gradients = gradients.reshape(*windows.shape[:4], -1)
     flat, filters = total.reshape(*total.shape[:3], -1), block.filters
     pixels = prod(windows.shape[:2]) * windows.shape[3]
-    terms = max(MOST_TERMS // 4, 4 * LARGEST_ROWS // flat.size)  # few for many weights
+    terms = max(MOST_TERMS // 4, 4 * L2_ELEMENTS // flat.size)  # few for many weights
     for rows in split_evenly(windows.shape[2], max(terms // pixels, 1)):
         of_rows = windows[:, :, rows], gradients[:, :, rows]
         np.einsum("nzpqtrsg,nzpqg->trsg", *of_rows, out=flat)
@@ -143,7 +140,7 @@ def _pixels_at_once(block: Correlation, *operands: np.ndarray) -> int:
     columns, channels = block.axes[2].outputs, block.groups
     is_contiguous = all(array.strides[3] == channels * array.itemsize for array in operands)
     is_row = is_contiguous and block.axes[2].stride == 1
-    return columns if is_row and columns * prod(block.filters.shape) <= LARGEST_ROWS else 1
+    return columns if is_row and columns * prod(block.filters.shape) <= L2_ELEMENTS else 1
 
 
 def _rows_of_channels(block: Correlation, scratch: Scratch) -> np.ndarray:

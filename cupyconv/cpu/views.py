@@ -23,6 +23,9 @@ LINE = 64
 L1_BYTES = 1 << 15
 """Bytes of a core's L1 data cache: 32 KiB, as few processors have less (hand-set)."""
 
+L2_ELEMENTS = 1 << 16
+"""Elements that stay in a core's L2 cache until loops read them again (hand-set)."""
+
 PIECE_BYTES = 1 << 16
 """Largest number of bytes transposed per NumPy call, so that they fit the cache (hand-set)."""
 

@@ -432,6 +432,12 @@ def test_compiled_loops_are_cached(first_call, tmp_path):
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+def test_cached_loops_of_other_constants_are_not_read(first_call, monkeypatch):
+    assert first_call() == "compiler"
+    monkeypatch.setattr("cupyconv.cpu.loops_numba.L1_BYTES", 1)  # a constant of another module
+    assert (first_call(), first_call()) == ("compiler", "disk")
+
+
 def test_damaged_cached_loops_are_recompiled(first_call, tmp_path):
     assert first_call() == "compiler"
     [file] = (tmp_path / "cache" / "loops").iterdir()

@@ -24,7 +24,8 @@ Slices = tuple[slice, ...]
 """A slice of each axis."""
 
 MANY_PHASES = 64
-"""Number of stride phases above which backprop_input may compute dx window by window (hand-set)."""
+"""Number of stride phases above which they are not kept for the next call, and backprop_input may
+compute dx window by window (hand-set)."""
 
 READ_SHARE = 0.85
 """Share of (output, tap) pairs that read no padding, below which an axis is divided (hand-set)."""

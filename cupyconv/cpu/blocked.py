@@ -21,13 +21,6 @@ from cupyconv.cpu.scratch import Pool
 from cupyconv.cpu.views import accumulator_of
 from cupyconv.problem import ConvProblem
 
-METHODS = ("products", "windows", "scattered", "loops")
-"""Modules that compute a correlation and, except ``scattered``, the filter gradient.
-
-The methods ``tiles`` and ``patches`` compute all correlations of a pass together.  Modules are
-imported for the first pass that needs them.
-"""
-
 
 def prepare(
     problem: ConvProblem,

@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
+from cupyconv.cpu.scratch import MOST_BYTES
+
 
 class _Sized(Protocol):
     @property
@@ -19,14 +21,12 @@ _Value = TypeVar("_Value", bound=_Sized)
 
 
 class ByteCache(Generic[_Key, _Value]):
-    """Function that keeps the results of its last calls, up to a number of bytes.
+    """Function that keeps the results of its last calls.
 
-    Attributes:
-        most: largest sum of the results' ``nbytes``.
+    They take at most half as many bytes as the scratch memory of a pass.
     """
 
-    def __init__(self, function: Callable[[_Key], _Value], most: int) -> None:
-        self.most = most
+    def __init__(self, function: Callable[[_Key], _Value]) -> None:
         self._function = function
         self.cache_clear()
         if hasattr(os, "register_at_fork"):
@@ -44,7 +44,7 @@ class ByteCache(Generic[_Key, _Value]):
             if key not in self._results:
                 self._results[key] = result
                 self._size += result.nbytes
-            while self._size > self.most:
+            while self._size > MOST_BYTES // 2:
                 _, oldest = self._results.popitem(last=False)
                 self._size -= oldest.nbytes
         return result

@@ -48,7 +48,10 @@ class _CodeCache:
 
     def __init__(self, function: Callable) -> None:
         # The file is read before it can change, since its code is cached under this key.
-        self._name, self._versions = function.__qualname__, _versions(function.__code__.co_filename)
+        versions = _versions(function.__code__.co_filename)
+        # The code contains the constants of the module, some of which it imports.
+        constants = (pair for pair in function.__globals__.items() if isinstance(pair[1], int))
+        self._name, self._versions = function.__qualname__, (*versions, *constants)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the code for a signature; None if it is not cached or not readable."""

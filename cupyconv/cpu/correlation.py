@@ -20,6 +20,7 @@ import numpy as np
 
 from cupyconv.cpu.activations import activate
 from cupyconv.cpu.axis import (
+    MANY_PHASES,
     Axis,
     Phase,
     boxes,
@@ -29,20 +30,11 @@ from cupyconv.cpu.axis import (
     split_evenly,
     used_slices,
 )
-from cupyconv.cpu.choice import product_pieces
+from cupyconv.cpu.choice import LEAST_PIXELS, PART_PRODUCTS, product_pieces
 from cupyconv.cpu.views import accumulator_of, copy
 from cupyconv.problem import ConvAxis, ConvProblem
 
 ALL: Any = slice(None)
-
-LEAST_SUMMED = 256
-"""Smallest number of pixels per partial sum (hand-set)."""
-
-MOST_KEPT = 64
-"""Largest number of stride phases of a pass that are kept for the next call (hand-set)."""
-
-LEAST_PRODUCTS = 1 << 24
-"""Smallest number of products per partial sum, if a matrix product computes it (hand-set)."""
 
 
 class Correlation(NamedTuple):
@@ -134,14 +126,8 @@ class Correlation(NamedTuple):
         if used is None:
             return self
         (outputs, taps, pixels), axes = used
-        of_result = (ALL, ALL, ALL, *outputs)
-        return self._replace(
-            axes=axes,
-            source=self.source[(ALL, ALL, ALL, *pixels)],
-            filters=self.filters[(ALL, ALL, ALL, *taps)],
-            result=self.result[of_result],
-            addend=None if self.addend is None else self.addend[of_result],
-        )
+        source = self.source[(ALL, ALL, ALL, *pixels)]
+        return self.narrow(outputs=outputs, taps=taps)._replace(axes=axes, source=source)
 
     def unused(self) -> Iterator[Correlation]:
         """Yield the parts that ``without_unused`` leaves out, whose sums have no terms."""
@@ -155,11 +141,7 @@ class Correlation(NamedTuple):
 
     def trimmed(self) -> Correlation:
         """Trim leading and trailing taps that read only padding."""
-        taps = [axis.reached() for axis in self.axes]
-        pairs = zip(taps, self.axes, strict=True)
-        if all(part.stop - part.start == axis.taps for part, axis in pairs):
-            return self
-        return self.narrow(taps=taps)
+        return self.narrow(taps=[axis.reached() for axis in self.axes])
 
     def chunks(self, most_bytes: int, least_filters: int = 1) -> Iterator[Correlation]:
         """Divide groups and filters into parts whose weights take at most ``most_bytes``.
@@ -193,13 +175,16 @@ class Correlation(NamedTuple):
     def divided(self, count: int, slower: int = 1) -> Iterator[Correlation]:
         """Divide images and outputs into up to ``count`` parts, fewer for a small correlation.
 
+        The mean part has at least twice the pixels and products of a part that is worth its calls,
+        since rounding may halve a part.
+
         Args:
             slower: time of a product, relative to a matrix product.
         """
         extents = [axis.outputs for axis in self.axes]
         pixels = self.images * prod(extents)
         products = pixels * self.filters.size * slower
-        count = clamp(min(pixels // LEAST_SUMMED, products // LEAST_PRODUCTS), count)
+        count = clamp(min(pixels // LEAST_PIXELS, products // PART_PRODUCTS) // 2, count)
         most = []
         for extent in (self.images, *extents):
             most.append(-(-extent // count))
@@ -317,13 +302,13 @@ def with_three_axes(whole: Correlation) -> Correlation:
 def selections(problem: ConvProblem, pass_: str) -> Iterable[Selection]:
     """Return the correlations of a pass: for backprop_input, one per stride phase with taps.
 
-    The result is a tuple, or an iterator if there may be more than MOST_KEPT correlations.
+    The result is a tuple, or an iterator if there may be more than MANY_PHASES correlations.
     """
     if pass_ != "backprop_input":
         return (Selection(tuple(map(forward_axis, problem.axes))),)
     found = map(_selection, _combinations(problem.axes))
     count = prod(min(axis.stride, axis.filter) for axis in problem.axes)
-    return tuple(found) if count <= MOST_KEPT else found
+    return tuple(found) if count <= MANY_PHASES else found
 
 
 def _selection(phases_of_axes: tuple[Phase, ...]) -> Selection:

@@ -25,34 +25,27 @@ from numpy.lib.stride_tricks import as_strided
 
 from cupyconv.cpu.axis import Axis, clamp, extent, loop_blocks, split_evenly, step
 from cupyconv.cpu.caching import ByteCache
-from cupyconv.cpu.choice import LOOP_PARTS, SUMS, has_numba, most_loop_bytes
+from cupyconv.cpu.choice import LOOP_PARTS, PLANE_RATE, RATE, SUMS, has_numba, most_loop_bytes
 from cupyconv.cpu.correlation import ALL, Correlation, gather, with_three_axes
 from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
-from cupyconv.cpu.views import MOST_TERMS, copy, flat_memory, has_whole_steps, merged
+from cupyconv.cpu.views import L2_ELEMENTS, MOST_TERMS, copy, has_whole_steps, memory_of, merged
+from cupyconv.kernels.strides import element_strides
+from cupyconv.problem import ITEMSIZE
 from cupyconv.signals import import_whole
 
-SLOWER = 4
-"""Time of a product of planes, relative to a product in a matrix product (rough)."""
-
-LARGEST_ROWS = 1 << 16
-"""Largest number of weights, counting copies for several pixels, that fit the cache (hand-set)."""
-
-MOST_BYTES = 8 << 20
-"""Bytes of all cached layouts of blocks, which have an offset per weight of a filter (hand-set)."""
+SLOWER = round(RATE / PLANE_RATE)
+"""Time of a product of planes, relative to a product in a matrix product."""
 
 MOST_PADDED = 4
 """Largest ratio of padded to source pixels for which planes are summed one at a time (hand-set)."""
-
-BLOCK_ELEMENTS = 1 << 19
-"""Pixels of source and result per block of planes that are summed one at a time (hand-set)."""
 
 
 def correlate(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     """Compute ``whole.result`` in blocks, whose size is proportional to ``block_bytes``."""
     for chunk in with_three_axes(whole).chunks(block_bytes):
         if _is_single_planes(chunk):
-            _sum_single_planes(chunk, pool)
+            _sum_single_planes(chunk, pool, block_bytes)
             continue
         add = _sum_planes if has_numba() else _sum_pixels
         most, size = _blocks(chunk, block_bytes, LOOP_PARTS)
@@ -96,7 +89,7 @@ def _blocks(whole: Correlation, block_bytes: int, least: int = 1) -> tuple[tuple
     blocks = loop_blocks(whole.axes, *counts, most_bytes // whole.accumulator.itemsize, by_pixel)
     size = weights = blocks.most[0] * whole.filters[0].size
     if by_pixel:  # the weights are repeated for several pixels
-        size += min(max(weights, LARGEST_ROWS), weights * blocks.most[4])
+        size += min(max(weights, L2_ELEMENTS), weights * blocks.most[4])
     return blocks.most, size + blocks.places
 
 
@@ -129,7 +122,7 @@ def _add_pixels(block: Correlation, scratch: Scratch) -> None:
     gradients = gradients.reshape(*windows.shape[:4], -1)
     flat, filters = total.reshape(*total.shape[:3], -1), block.filters
     pixels = prod(windows.shape[:2]) * windows.shape[3]
-    terms = max(MOST_TERMS // 4, 4 * LARGEST_ROWS // flat.size)  # few for many weights
+    terms = max(MOST_TERMS // 4, 4 * L2_ELEMENTS // flat.size)  # few for many weights
     for rows in split_evenly(windows.shape[2], max(terms // pixels, 1)):
         of_rows = windows[:, :, rows], gradients[:, :, rows]
         np.einsum("nzpqtrsg,nzpqg->trsg", *of_rows, out=flat)
@@ -147,7 +140,7 @@ def _pixels_at_once(block: Correlation, *operands: np.ndarray) -> int:
     columns, channels = block.axes[2].outputs, block.groups
     is_contiguous = all(array.strides[3] == channels * array.itemsize for array in operands)
     is_row = is_contiguous and block.axes[2].stride == 1
-    return columns if is_row and columns * prod(block.filters.shape) <= LARGEST_ROWS else 1
+    return columns if is_row and columns * prod(block.filters.shape) <= L2_ELEMENTS else 1
 
 
 def _rows_of_channels(block: Correlation, scratch: Scratch) -> np.ndarray:
@@ -170,8 +163,7 @@ def _are_rows(pixels: np.ndarray, block: Correlation) -> bool:
 
 def _memory(pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
     """Return the memory as a 1-D view, and the strides of all axes but the last, in elements."""
-    memory, steps = flat_memory(pixels)
-    return memory, steps[:-1]
+    return memory_of(pixels), element_strides(pixels)[:-1]
 
 
 def _windows(source: np.ndarray, block: Correlation, several: int) -> np.ndarray:
@@ -217,15 +209,16 @@ def _is_single_planes(whole: Correlation) -> bool:
     return all(_are_rows(array, whole) for array in (whole.source, whole.result))
 
 
-def _sum_single_planes(whole: Correlation, pool: Pool) -> None:
+def _sum_single_planes(whole: Correlation, pool: Pool, block_bytes: int) -> None:
     _, rows, columns = whole.axes
     pitch, lines = columns.span, rows.span
     offsets = np.add.outer(
         np.arange(rows.taps) * rows.dilation * pitch, np.arange(columns.taps) * columns.dilation
     ).ravel()
     plane = rows.outputs * columns.outputs + rows.size * columns.size
-    groups = clamp(BLOCK_ELEMENTS // plane, whole.groups)
-    images = clamp(BLOCK_ELEMENTS // (plane * groups), whole.images)
+    most = block_bytes // ITEMSIZE["float32"]  # not fewer of a wider dtype: few stay in the cache
+    groups = clamp(most // plane, whole.groups)
+    images = clamp(most // (plane * groups), whole.images)
     size = (lines + rows.outputs) * pitch + groups * len(offsets)
     rules = (rows.offset, columns.offset, rows.outputs, columns.outputs, lines, pitch)
     sum_block = partial(_sum_block_of_planes, offsets, rules)
@@ -328,7 +321,7 @@ def _plan_layout(key: tuple[tuple[Axis, ...], int, int]) -> _Layout:
     return _Layout(extents, tuple(firsts), offsets, of_phase - prod(extents) + last + 1)
 
 
-_layout = ByteCache(_plan_layout, MOST_BYTES)
+_layout = ByteCache(_plan_layout)
 
 
 @cache

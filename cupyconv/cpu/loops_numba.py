@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from cupyconv.cpu.compiled import TERMS, compiled
+from cupyconv.cpu.views import L1_BYTES
 
 _TERMS = TERMS // 3 * 3  # three taps are added together
 
-_STRETCH = 1024  # positions summed at once, so that four rows fit the L1 cache (hand-set)
+_STRETCH = L1_BYTES // (4 * 8)  # positions summed at once: four rows of 8 bytes fit the cache
 
 _PITCH = _STRETCH + 48  # so that rows do not share the sets of the L1 cache
 

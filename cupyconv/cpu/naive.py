@@ -16,9 +16,6 @@ from cupyconv.cpu import reference
 from cupyconv.cpu.views import accumulator_of, data_view
 from cupyconv.problem import ConvProblem
 
-_MANY_CHANNELS = 8
-"""Smallest number of channels for which ``sum`` is used instead of ``cumsum`` (hand-set)."""
-
 
 def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(accumulator_of(array.dtype.name))
@@ -35,6 +32,8 @@ def _add(sums: np.ndarray, matrices: np.ndarray, pixels: np.ndarray) -> None:
 
 def _contract(gradients: np.ndarray, pixels: np.ndarray) -> np.ndarray:
     """Sum gradients times pixels, one output pixel of one image at a time."""
+    if pixels.shape[2] < gradients.shape[2]:  # sums are fast if their last axis is long
+        return _contract(pixels, gradients).swapaxes(1, 2)
     rows = np.ascontiguousarray(_flat_pixels(pixels).swapaxes(1, 2))  # (G, N * pixels, C)
     total: Any = np.zeros((len(rows), gradients.shape[2], rows.shape[2]), rows.dtype)
     if rows.size:
@@ -55,9 +54,7 @@ def _running_sum(terms: np.ndarray) -> np.ndarray:
     NumPy's sum is pairwise only along the contiguous axis; along other axes it adds row to row,
     which is sequential, and fast if the contiguous axis is long.
     """
-    if terms.shape[2] >= _MANY_CHANNELS:
-        return terms.sum(axis=1)
-    return np.cumsum(terms, axis=1)[:, -1]
+    return terms.sum(axis=1) if terms.shape[2] > 1 else np.cumsum(terms, axis=1)[:, -1]
 
 
 _SUMS = reference.Sums(_wide, _add, _contract)

@@ -25,9 +25,6 @@ from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, matmul
 from cupyconv.problem import ConvAxis
 
-SUMS_BYTES = 8 << 20
-"""Bytes of the sums of 16-bit gradients in float32, from which images are divided (hand-set)."""
-
 
 def backprop_input(
     axes: Sequence[ConvAxis], whole: Correlation, pool: Pool, block_bytes: int
@@ -48,7 +45,7 @@ def backprop_input(
     most = whole.images
     if whole.result.dtype != whole.accumulator:  # sums of some images
         image = whole.result.size // whole.images * whole.accumulator.itemsize
-        most = clamp(SUMS_BYTES // max(image, 1), most)
+        most = clamp(4 * block_bytes // max(image, 1), most)
     for images in split_evenly(whole.images, most):
         block = whole.narrow(images=images)
         sums = block.result

@@ -20,9 +20,6 @@ from cupyconv.cpu.scratch import Pool, Scratch
 from cupyconv.cpu.threads import each
 from cupyconv.cpu.views import channels_are_last, copy, matmul, merged, operand
 
-LEAST_FILTERS = 512
-"""Largest value of ``least_filters``, an argument of ``Correlation.chunks`` (hand-set)."""
-
 MANY_IMAGES = 16
 """Images share a channels-first block if they are small, or if more than these fit (hand-set)."""
 
@@ -105,7 +102,7 @@ def _filter_gradient(chunk: Correlation, pool: Pool, block_bytes: int) -> None:
 
 def _least_filters(piece: Correlation) -> int:
     """Return the argument ``least_filters`` of ``Correlation.chunks``; smaller for few pixels."""
-    return clamp(4 * prod(piece.result.shape[2:]), LEAST_FILTERS)
+    return 4 * clamp(prod(piece.result.shape[2:]), LEAST_PIXELS)
 
 
 # -- parts -----------------------------------------------------------------------------------------

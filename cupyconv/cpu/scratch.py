@@ -11,13 +11,10 @@ from math import prod
 
 import numpy as np
 
-from cupyconv.cpu.views import channels_are_last, copy, merged, operand
+from cupyconv.cpu.views import LINE, channels_are_last, copy, merged, operand
 
 MOST_BYTES = 64_000_000
 """Memory limit of a pass in bytes; a thread keeps at most as much for its next pass (hand-set)."""
-
-LINE = 64
-"""Bytes of a cache line, to whose multiples memories are aligned."""
 
 CALLS_BYTES = MOST_BYTES - (16 << 20) - (1 << 20)
 """Bytes for concurrent calls: MOST_BYTES less 16 MiB of shared arrays and 1 MiB for Python."""

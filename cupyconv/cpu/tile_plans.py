@@ -20,8 +20,10 @@ import numpy as np
 from cupyconv.cpu.axis import LoopBlocks, box_of, boxes, clamp, split_evenly
 from cupyconv.cpu.caching import ByteCache
 from cupyconv.cpu.choice import (
+    PART_BYTES,
     PART_PRODUCTS,
     SUMS,
+    TILE_ROWS,
     channel_blocks,
     is_by_channel,
     tile_blocks,
@@ -29,8 +31,10 @@ from cupyconv.cpu.choice import (
 )
 from cupyconv.cpu.correlation import Correlation, correlation, selections, with_three_axes
 from cupyconv.cpu.products import weights_of_sums
-from cupyconv.cpu.scratch import LINE
+from cupyconv.cpu.threads import MOST_THREADS
 from cupyconv.cpu.views import (
+    LINE,
+    MOST_LINES,
     Layout,
     channels_are_last,
     dense,
@@ -39,14 +43,11 @@ from cupyconv.cpu.views import (
     without_memory,
 )
 from cupyconv.kernels.strides import element_strides
-from cupyconv.problem import ConvProblem
+from cupyconv.problem import ITEMSIZE, ConvProblem
 from cupyconv.signals import import_whole
 
-LEAST_PACKED = 1 << 18
-"""Number of weights above which several threads pack filters (hand-set)."""
-
-MANY_CHANNELS = 128
-"""Channels per group of channels-first memory from which taps vary fastest in a term (hand-set)."""
+LEAST_PACKED = PART_BYTES // ITEMSIZE["float32"]
+"""Number of weights above which several threads pack filters: those of a float32 block of tiles."""
 
 CHANNEL_PRODUCT = 16
 """Time of a product of a depthwise layer whose pixels are not in the cache, in products of a tile
@@ -54,18 +55,6 @@ CHANNEL_PRODUCT = 16
 
 BYTE = 6
 """Time to read or write a byte that is not in the cache, in products of a tile (rough)."""
-
-LEAST_WEIGHTS = 96
-"""Smallest number of weights per filter in a part of a filter gradient (hand-set)."""
-
-MANY_PRODUCTS = 1 << 26
-"""Smallest number of products per part, if a filter gradient has more than two (hand-set)."""
-
-MOST_PARTS = 8
-"""Largest number of tasks into which the blocks of a stage are divided (hand-set)."""
-
-MOST_BYTES = 32 << 20
-"""Bytes of all cached plans (hand-set)."""
 
 OBJECT_BYTES = 2048
 """Bytes of a correlation or of a block in a plan (counted)."""
@@ -318,7 +307,7 @@ def _plan(geometry: Geometry) -> TilePlan:
     return _plan_gradient(geometry) if is_gradient else _plan_correlation(geometry)
 
 
-plan_of = ByteCache(_plan, MOST_BYTES)
+plan_of = ByteCache(_plan)
 
 
 def _add_gradients(layouts: _Layouts, stages: list[Stage], chunk: Correlation) -> None:
@@ -354,15 +343,13 @@ def _weights_and_outputs(
     weights = list(weights_of_sums(chunk, block_bytes))
     rows = prod(chunk.filters.shape[2:])
     products = chunk.result.size * rows
-    count = clamp(products // MANY_PRODUCTS, SUMS) // len(weights)
-    if count > 1:
-        divided = [(part, list(part.divided(count))) for part in weights]
-    else:
-        divided = [(part, list(part.divided(2 // len(weights), 2))) for part in weights]
-    is_single = len(divided) == 1 and len(divided[0][1]) == 1
-    if not is_single or products < 2 * PART_PRODUCTS or rows < 2 * LEAST_WEIGHTS:
+    # Sums take time to add up: more than two need SUMS times the products of a part each.
+    count = clamp(products // (SUMS * PART_PRODUCTS), SUMS) // len(weights)
+    how = (count, 1) if count > 1 else (2 // len(weights), 2)
+    divided = [(part, list(part.divided(*how))) for part in weights]
+    if len(divided) > 1 or len(divided[0][1]) > 1:
         return divided
-    count = clamp(min(products // PART_PRODUCTS, rows // LEAST_WEIGHTS), SUMS // 2)
+    count = clamp(min(products // PART_PRODUCTS, rows // TILE_ROWS), SUMS // 2)
     extents = chunk.filters.shape[2:]
     boxes_of = boxes(extents, box_of(extents, -(-rows // count)))
     parts_of = [chunk.narrow(channels=channels, taps=taps) for channels, *taps in boxes_of]
@@ -460,7 +447,7 @@ def _aligned(size: int, chunk: Correlation) -> int:
 
 def _divided(works: Sequence[int]) -> Iterator[slice]:
     """Divide blocks into ranges with enough work for a thread."""
-    least = max(sum(works) // MOST_PARTS, PART_PRODUCTS)
+    least = max(sum(works) // MOST_THREADS, PART_PRODUCTS)
     first, total = 0, 0
     for number, of_block in enumerate(works, 1):
         total += of_block
@@ -656,11 +643,12 @@ def _begins_with_channel(block: Correlation) -> bool:
 
     In channels-first memory they do if a row has more taps than a group has channels, or if there
     are many channels, because a pixel would otherwise leave the cache before the next tap reads it.
+    The pixels of a tile are in one or two cache lines per channel.
     """
     if channels_are_last(block.source) or is_depthwise(block):
         return False
     taps = block.axes[-1].taps
-    return block.channels < taps or (taps > 1 and block.channels >= MANY_CHANNELS)
+    return block.channels < taps or (taps > 1 and 2 * block.channels >= MOST_LINES)
 
 
 @cache

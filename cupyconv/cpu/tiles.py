@@ -179,7 +179,7 @@ def _correlate_converted(
     groups, filters, *spatial = inner.result.shape
     sums = np.moveaxis(scratch.array("sums", (groups, *spatial, filters)), -1, 1)
     converted = _converted(inner, scratch)._replace(result=sums)
-    memories, row = _memories(converted.source, sums), _converted_row(block, converted)
+    memories, row = map(memory_of, (converted.source, sums)), _converted_row(block, converted)
     loop(*memories, shared, row, 0, 1, scratch.array("unused", (0,)))
     inner.finish(sums)
 
@@ -238,7 +238,7 @@ def _add_converted(run: _Run, block: Block, shared: np.ndarray, scratch: Scratch
     size = 0
     if not run.plan.is_depthwise:
         size = width(inner) * inner.groups * prod(inner.result.shape[2:])
-    memories = _memories(converted.source, converted.result)
+    memories = map(memory_of, (converted.source, converted.result))
     memory = scratch.array("memory", (size,))
     run.loop(*memories, shared, _converted_row(block, converted), 0, 1, memory)
 
@@ -262,10 +262,6 @@ def _add_up(gradient: Gradient, filters: np.ndarray, shared: np.ndarray) -> None
 
 
 # -- operands --------------------------------------------------------------------------------------
-
-
-def _memories(source: np.ndarray, result: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return memory_of(source), memory_of(result)
 
 
 def _converted_row(block: Block, converted: Correlation) -> np.ndarray:

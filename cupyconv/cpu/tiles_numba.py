@@ -11,7 +11,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from cupyconv.cpu.choice import TILE_ROWS
 from cupyconv.cpu.compiled import TERMS, compiled
+from cupyconv.cpu.views import L2_ELEMENTS
 
 _features = binding.get_host_cpu_features()
 _has_32_registers = bool(_features.get("avx512f")) or bool(_features.get("neon"))
@@ -19,8 +21,8 @@ _has_32_registers = bool(_features.get("avx512f")) or bool(_features.get("neon")
 VECTOR_BYTES = 64 if _features.get("avx512f") else 32 if _features.get("avx") else 16
 """Bytes of a vector register."""
 
-ROWS = 12 if _has_32_registers else 6
-"""Rows of a tile; with two vectors per row, its sums fit the vector registers (hand-set)."""
+ROWS = TILE_ROWS if _has_32_registers else TILE_ROWS // 2
+"""Rows of a tile; with two vectors per row, its sums fit 32 or 16 vector registers."""
 
 LEAST_DIVIDED = 1 << 11
 """Smallest number of pixels for which padding is treated separately (hand-set)."""
@@ -28,9 +30,6 @@ LEAST_DIVIDED = 1 << 11
 LEAST_DIVIDED_CHANNELS = 1 << 8
 """Smallest number of pixels of a depthwise layer for which padding is treated separately
 (hand-set)."""
-
-CACHED_ELEMENTS = 1 << 15
-"""Elements of pixels that are read again from the cache (hand-set)."""
 
 
 def width(itemsize: int) -> int:
@@ -446,7 +445,7 @@ def _channel_products(
     sources = _offsets(rows[0], rows[1], row_count, whole)
     targets = _offsets(rows[0], rows[2], row_count, whole)
     out, lines = (at_once, 1), _lines(sums)
-    some = max(CACHED_ELEMENTS // (channels * ROWS), 1) * ROWS
+    some = max(L2_ELEMENTS // (channels * ROWS), 1) * ROWS
     for first in range(0, row_count, some):
         for number in range(-(-channels // at_once)):
             start = min(number * at_once, channels - at_once)

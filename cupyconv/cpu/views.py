@@ -17,15 +17,20 @@ from cupyconv.problem import ConvProblem
 SHORT_ROW = 16
 """Smallest number of elements per row that NumPy copies efficiently (hand-set)."""
 
-SMALL_BYTES = 1 << 15
-"""Largest number of bytes of an array that ``copy`` copies in NumPy's own order (hand-set)."""
+LINE = 64
+"""Bytes of a cache line."""
+
+L1_BYTES = 1 << 15
+"""Bytes of a core's L1 data cache: 32 KiB, as few processors have less (hand-set)."""
+
+L2_ELEMENTS = 1 << 16
+"""Elements that stay in a core's L2 cache until loops read them again (hand-set)."""
 
 PIECE_BYTES = 1 << 16
 """Largest number of bytes transposed per NumPy call, so that they fit the cache (hand-set)."""
 
-MOST_LINES = 256
-"""Cache lines that may be read in turn before the first is evicted (hand-set)."""
-
+MOST_LINES = L1_BYTES // 2 // LINE
+"""Cache lines that fill half the L1 cache: more are evicted before they are read again."""
 
 MOST_TERMS = 288
 """Terms of a matrix product that BLAS adds one after another; fewer if that costs little
@@ -166,11 +171,6 @@ def has_whole_steps(array: np.ndarray, dtype: np.dtype) -> bool:
     return gcd(*strides) % array.itemsize == 0
 
 
-def flat_memory(array: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return the memory as a 1-D view, and the strides in elements, which must be whole."""
-    return memory_of(array), element_strides(array)
-
-
 def memory_of(array: np.ndarray) -> np.ndarray:
     """Return the memory as a 1-D view; strides must be whole and not negative.
 
@@ -250,7 +250,7 @@ def copy(
         conjugate: whether to conjugate the copy.
         is_cached: whether the source is in the cache, so that the order does not matter.
     """
-    if target.nbytes > SMALL_BYTES:
+    if target.nbytes > L1_BYTES:
         items, sources = _as_items(target, source)
         step = items.strides[min(_long_axes(items), key=lambda axis: abs(sources.strides[axis]))]
         between = (n for n, other in zip(items.shape, items.strides, strict=True) if other < step)

@@ -14,7 +14,7 @@ import numpy as np
 from cupyconv.cpu.axis import Axis
 from cupyconv.cpu.correlation import ALL, Correlation
 from cupyconv.cpu.scratch import Pool
-from cupyconv.cpu.views import SMALL_BYTES, matmul, operand
+from cupyconv.cpu.views import L1_BYTES, matmul, operand
 
 
 def correlate(whole: Correlation, _pool: Pool, _block_bytes: int) -> None:
@@ -23,7 +23,7 @@ def correlate(whole: Correlation, _pool: Pool, _block_bytes: int) -> None:
     if whole.conjugate:
         filters = np.conjugate(filters)
     result = whole.result
-    is_small = columns.nbytes <= SMALL_BYTES
+    is_small = columns.nbytes <= L1_BYTES
     flat = None if is_small else operand(result, 2, whole.accumulator)
     rows = filters.reshape(*result.shape[:2], columns.shape[1])
     sums = matmul(rows.astype(whole.accumulator, copy=False), columns, out=flat)

@@ -30,7 +30,17 @@ from threadpoolctl import threadpool_limits
 import cupyconv
 from cupyconv import ConvProblem, Plan, cache_folder, calls
 from cupyconv.cache_folder import CACHE_VARIABLE
-from cupyconv.cpu import blocked, choice, correlation, loops, scattered, threads, tile_plans, views
+from cupyconv.cpu import (
+    blocked,
+    caching,
+    choice,
+    correlation,
+    loops,
+    scattered,
+    threads,
+    tile_plans,
+    views,
+)
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.errors import ConvError
 from cupyconv.problem import PASSES
@@ -46,7 +56,7 @@ from tests.configurations import (
 )
 from tests.views import KINDS, assignments, named, require_exact
 
-METHODS = (*blocked.METHODS, "tiles")
+METHODS = {"products", "windows", "scattered", "loops", "tiles", "patches"}
 MEMORY = 64_000_000
 
 # Layers that have many blocks: one for most methods, one for depthwise layers, one in 3-D.
@@ -85,8 +95,8 @@ def compute(
 def divided(monkeypatch):
     """Divide small layers into parts and partial sums too."""
     monkeypatch.setattr(choice, "CALL", 0)
-    monkeypatch.setattr(correlation, "LEAST_PRODUCTS", 1)
-    for name in ("PART_PRODUCTS", "MANY_PRODUCTS", "LEAST_PACKED", "LEAST_WEIGHTS"):
+    monkeypatch.setattr(correlation, "PART_PRODUCTS", 1)
+    for name in ("PART_PRODUCTS", "LEAST_PACKED", "TILE_ROWS"):
         monkeypatch.setattr(tile_plans, name, 1)
     tile_plans.plan_of.cache_clear()
     yield
@@ -176,7 +186,7 @@ def test_every_method_is_exact_on_all_combinations_of_views(problem, dtype):
 
 def test_cases_cover_every_method():
     names = {method for case in CASES for _, method in methods(case.problem)}
-    assert names == {*METHODS, "patches"}
+    assert names == METHODS
 
 
 SINGLE = {
@@ -422,6 +432,12 @@ def test_compiled_loops_are_cached(first_call, tmp_path):
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+def test_cached_loops_of_other_constants_are_not_read(first_call, monkeypatch):
+    assert first_call() == "compiler"
+    monkeypatch.setattr("cupyconv.cpu.loops_numba.L1_BYTES", 1)  # a constant of another module
+    assert (first_call(), first_call()) == ("compiler", "disk")
+
+
 def test_damaged_cached_loops_are_recompiled(first_call, tmp_path):
     assert first_call() == "compiler"
     [file] = (tmp_path / "cache" / "loops").iterdir()
@@ -655,7 +671,7 @@ def test_divided_parts_have_similar_sizes(extents):
     pixels = [part.images * np.prod([a.outputs for a in part.axes]) for part in whole.divided(8)]
     assert sum(pixels) == np.prod(extents)
     assert len(pixels) <= 8
-    assert min(pixels) >= correlation.LEAST_SUMMED / 2
+    assert min(pixels) >= choice.LEAST_PIXELS
 
 
 # Unusual layers for blocks of 1/64 size, small enough for every method.
@@ -783,7 +799,7 @@ def test_calls_stay_within_their_announced_memory(seed, limited_scratch):
             computed.add(method)
             # A new thread has no scratch memory of earlier passes.
             in_a_new_thread(compute, problem, pass_, method, data)
-    assert computed == {*METHODS, "patches"}
+    assert computed == METHODS
 
 
 def test_converted_gradients_stay_within_their_announced_memory(limited_scratch):
@@ -813,7 +829,7 @@ def test_geometries_in_turn_are_planned_once_within_a_limit(method, cache, monke
         problem = ConvProblem((1, 4, 5, size), (4, 4, 3, 3))
         compute(problem, "forward", method, zeros(problem))
     assert len(planned) == 100
-    monkeypatch.setattr(cache, "most", 50_000)
+    monkeypatch.setattr(caching, "MOST_BYTES", 100_000)
     compute(problem := problem.replace(stride=2), "forward", method, zeros(problem))
     assert 0 < sum(one.nbytes for one in cache._results.values()) <= 50_000
 

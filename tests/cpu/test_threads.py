@@ -69,7 +69,7 @@ def pass_at_work() -> Iterator[None]:
 def small_blocks(monkeypatch):
     """Use small blocks, so that small layers have many, and divide all sums."""
     monkeypatch.setattr(blocked, "BLOCK_BYTES", choice.BLOCK_BYTES // 16)
-    monkeypatch.setattr(correlation, "LEAST_PRODUCTS", 1)
+    monkeypatch.setattr(correlation, "PART_PRODUCTS", 1)
 
 
 def tasks_by_thread(tasks: int, work=lambda task: time.sleep(0.002)) -> dict[int, int]:

@@ -170,7 +170,7 @@ def test_wrong_fast_forward_pass_is_not_used(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("channels", [1, 7, 8, 19])
+@pytest.mark.parametrize("channels", [1, 2, 7, 19])
 def test_running_sums_do_not_depend_on_the_layout(channels, dtype):
     terms = np.random.default_rng(0).standard_normal((2, 1000, channels)).astype(dtype)
     expected = np.zeros((2, channels), dtype)

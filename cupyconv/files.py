@@ -18,7 +18,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 LARGEST_TEXT = 64 << 20
 """Largest number of bytes of a text, record or kernel that is read, of the start of a model that
-shows its kind, and of the constants that are evaluated for a model (hand-set)."""
+shows its kind, and of a model's evaluated constants and copied functions (hand-set)."""
 
 # -- reading ---------------------------------------------------------------------------------------
 

@@ -218,29 +218,32 @@ class Visit:
 # -- before the traversal --------------------------------------------------------------------------
 
 
-def expanded_nodes(model: Any) -> int:
-    """Return the number of nodes of a model with all function calls expanded.
+def expanded(model: Any) -> tuple[int, int]:
+    """Return the nodes of a model with all function calls expanded, and the bytes of the copies.
 
     Raises:
         ValueError: functions call each other in a circle, or too deeply.
     """
     functions = {_function_key(f.domain, f.name, f): f for f in model.functions}
-    counts: dict[tuple[str, str, str], int] = {}
+    known: dict[tuple[str, str, str], tuple[int, int]] = {}
 
-    def of_function(key: tuple[str, str, str], depth: int) -> int:
-        if key not in counts:
+    def of_function(key: tuple[str, str, str], depth: int) -> tuple[int, int]:
+        if key not in known:
             if depth > MOST_CALLS:
                 raise ValueError(f"their calls are nested more than {MOST_CALLS} deep")
-            counts[key] = of_nodes(functions[key].node, depth + 1)
-        return counts[key]
+            known[key] = of_nodes(functions[key].node, depth + 1)
+        return known[key]
 
-    def of_nodes(nodes: Any, depth: int) -> int:
-        total = 0
+    def of_nodes(nodes: Any, depth: int) -> tuple[int, int]:
+        count = size = 0
         for node in nodes:
             key = _function_key(node.domain, node.op_type, node)
-            total += of_function(key, depth) if key in functions else 1
-            total += sum(of_nodes(graph.node, depth) for graph in inner_graphs(node))
-        return total
+            own = (
+                of_function(key, depth) if key in functions else (1, node.ByteSize() * (depth > 0))
+            )
+            for each in (own, *(of_nodes(graph.node, depth) for graph in inner_graphs(node))):
+                count, size = count + each[0], size + each[1]
+        return count, size
 
     return of_nodes(model.graph.node, 0)
 

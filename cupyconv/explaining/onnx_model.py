@@ -36,6 +36,7 @@ from cupyconv.explaining.onnx_operators import (
 )
 from cupyconv.explaining.receptive import Field
 from cupyconv.explaining.transposed import output_padding
+from cupyconv.files import LARGEST_TEXT
 from cupyconv.formats import SPATIAL_AXES, data_formats, filter_formats
 from cupyconv.onnx import (
     conv_problem,
@@ -43,7 +44,7 @@ from cupyconv.onnx import (
     require_attributes,
     require_padding,
 )
-from cupyconv.problem import ITEMSIZE, ConvProblem, DtypeName, counted, shape_text
+from cupyconv.problem import ITEMSIZE, ConvProblem, DtypeName, bytes_text, counted, shape_text
 
 _CONVOLUTION = re.compile(r"Conv(olution)?(?![a-z])")
 """Pattern that matches a part of the name of every operator that convolves."""
@@ -618,12 +619,19 @@ def _inlined(path: str | Path, model: Any) -> Any:
     if not model.functions:
         return model
     try:
-        count = onnx_graph.expanded_nodes(model)
+        count, size = onnx_graph.expanded(model)
         if count > MOST_NODES:
             raise ConvError(
                 f"a model must have at most {MOST_NODES:,} nodes with its functions expanded",
                 f"{path} has {count:,}" if count < 10**18 else f"{path} has more than 10^18",
                 "Use a part of the model",
+            )
+        if size > LARGEST_TEXT:
+            raise ConvError(
+                f"the functions of a model must take at most {bytes_text(LARGEST_TEXT)} when each "
+                "call has a copy",
+                f"those of {path} take {bytes_text(size)}",
+                "Store large tensors in the graph, and pass them to the functions",
             )
         onnx_graph.mark_stored_values(model)
         return import_module("onnx.inliner").inline_local_functions(model)

@@ -706,6 +706,15 @@ def test_nested_functions_have_a_limit(saved):
     assert len(models.read(saved(nested(6, 2))).layers) == 1
 
 
+def test_copies_of_functions_have_a_limit(saved):
+    net = nested(2, 160)
+    constant = onnx.numpy_helper.from_array(np.zeros(1 << 17, "float32"))
+    net.functions[1].node.append(onnx.helper.make_node("Constant", [], ["unused"], value=constant))
+    line = refused(saved(net))
+    assert "at most 64.0 MiB" in line
+    assert "take 80." in line
+
+
 def test_recursive_functions_are_rejected(saved):
     net = nested(2, 1)
     net.functions[1].node[0].op_type, net.functions[1].node[0].domain = "F0", "own"

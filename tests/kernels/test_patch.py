@@ -8,7 +8,6 @@ from cupyconv import ConvProblem
 from cupyconv.kernels import parameters, patch
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
-from cupyconv.planning.families import FAMILIES
 from tests import agreement, emulator, launches
 from tests.configurations import in_formats, integer_data, random_data
 
@@ -125,21 +124,3 @@ def test_planner_uses_cuda_patch_only_for_first_layers():
                 for pass_ in TAKEN:
                     planned = plan_pass(Request(laid_out, pass_, Device.of(arch))).implementation
                     assert (planned == IMPL) == taken, f"{pass_} of {laid_out} on {arch}: {planned}"
-
-
-@pytest.mark.parametrize(
-    ("changes", "pass_", "reason"),
-    [
-        ({}, "backprop_input", "computes forward and backprop_filter"),
-        ({"dtype": "float32"}, "forward", "precision='tf32' permits"),
-        ({"dtype": "float64"}, "forward", "tensor cores for float64"),
-        ({"filter_shape": (8, 2, 3, 3), "groups": 2}, "forward", "single group, not 2"),
-        ({"input_shape": (1, 9, 9, 9), "filter_shape": (8, 9, 3, 3)}, "forward", "not 9"),
-        ({"input_shape": (1, 4, 99, 99), "filter_shape": (8, 4, 33, 33)}, "forward", "do not fit"),
-    ],
-)
-def test_unsupported_layers_are_refused_with_a_reason(changes, pass_, reason):
-    problem = ConvProblem((1, 4, 9, 9), (8, 4, 3, 3), dtype="float16").replace(**changes)
-    refusal = FAMILIES[IMPL].refuses(Request(problem, pass_, Device.of("sm_86")))
-    assert refusal is not None
-    assert reason in refusal

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 from click.testing import CliRunner, Result
 
 from cupyconv.cli.main import main
 
 
-def run(*args: object, given: bytes = b"", **env: str | None) -> Result:
+def run(*args: object, given: bytes | BinaryIO = b"", **env: str | None) -> Result:
     """Run a command line.
 
     Args:
@@ -34,9 +35,9 @@ def parsed(*args: object) -> dict:
     return json.loads(said(*args, "--json"))
 
 
-def refused(*args: object, code: int = 2) -> str:
+def refused(*args: object, code: int = 2, given: bytes | BinaryIO = b"") -> str:
     """Return the error of a rejected command line, which must print one line and nothing else."""
-    result = run(*args)
+    result = run(*args, given=given)
     assert (result.exit_code, result.stdout) == (code, ""), result.output
     assert result.stderr.startswith("cupyconv: error: ")
     assert result.stderr.count("\n") == 1

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+import numpy as np
+
+import cupyconv
 from cupyconv.backends import GpuBackend
 from cupyconv.bench import suites
 from cupyconv.formats import data_formats, filter_formats
@@ -15,11 +18,12 @@ from cupyconv.kernels.family import Choices
 from cupyconv.kernels.request import PLAIN, Epilogue
 from cupyconv.kernels.strides import Strides
 from cupyconv.launch import ROLES, FilterForm, Launch
-from cupyconv.planning import Device, PassPlan, Request
+from cupyconv.planning import Device, PassPlan, Request, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import contenders, plan_of
 from cupyconv.problem import PASSES, ConvProblem
-from tests.configurations import in_formats
+from tests import emulator
+from tests.configurations import in_formats, integer_data
 from tests.emulator.driver import DriverRuntime
 
 NUMBERS = (
@@ -63,6 +67,30 @@ def run(backend: GpuBackend, problem: ConvProblem, planned: PassPlan, *arrays: A
     request = Request(problem, planned.pass_, backend.device, strides=strides)
     addresses = map(backend.address, arrays)
     backend.prepare(request, planned, ROLES[:3])((*addresses, 0, 0))
+
+
+def require_last_block(problem: ConvProblem, impl: str, arch: str = "sm_80") -> None:
+    """Require that the last block, or cluster, of a forward pass is right.
+
+    The grid has a block for each tile, and only the pages that the last block touches are
+    allocated.
+    """
+    backend = emulator.convolutions.backend(arch)
+    backend.device = replace(backend.device, multiprocessors=2**29)
+    planned = plan_pass(Request(problem, "forward", backend.device), impl)
+    near = problem.replace(input_shape=[min(size, 40) for size in problem.input_shape])
+    data = integer_data(near)
+    expected = cupyconv.conv_forward(data.x, data.w, impl="reference", **near.keywords)
+    x = emulator.memory.lazy(problem.input_shape, np.float16, "x")
+    y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
+    x[tuple(slice(-size, None) for size in near.input_shape)] = data.x
+    blocks = planned.blocks // (planned.tile.defines.get("CLUSTER", 1) if planned.tile else 1)
+    with emulator.settings(blocks=[blocks - 1]):
+        run(backend, problem, planned, x, emulator.memory.array(data.w, "w"), y)
+    last = (..., -1, slice(-4, None), *[slice(None)] * problem.data_format.endswith("C"))
+    assert expected[last].any()
+    assert (y[last] == expected[last]).all()
+    assert not y.reshape(-1)[: 1 << 10].any()
 
 
 @dataclass(frozen=True)

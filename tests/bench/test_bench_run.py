@@ -247,14 +247,6 @@ def interrupt_after(count, monkeypatch):
     monkeypatch.setattr(timing, "measure", interrupted)
 
 
-def test_interrupted_run_keeps_its_results(monkeypatch):
-    interrupt_after(4, monkeypatch)
-    outcome = measure(DENSE, DEPTHWISE)
-    assert len(outcome.rows) == 4
-    assert not outcome.finished
-    assert outcome.skipped[-1].reason == "interrupted"
-
-
 def test_failed_run_keeps_its_results(monkeypatch):
     def broken(*_):
         raise RuntimeError("the card fell off the bus")

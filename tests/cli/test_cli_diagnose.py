@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import cupyconv
-from cupyconv.cli.main import main
+from tests import command
 
 pytestmark = pytest.mark.quick
 
@@ -31,9 +30,12 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
+def words(folder: Path, *args: str) -> list[Any]:
+    return ["diagnose", *(folder / arg if arg.endswith((".npy", ".npz")) else arg for arg in args)]
+
+
 def run(folder: Path, *args: str) -> Any:
-    paths = [str(folder / arg) if arg.endswith((".npy", ".npz")) else arg for arg in args]
-    return CliRunner().invoke(main, ["diagnose", *paths])
+    return command.run(*words(folder, *args))
 
 
 def test_exit_code_says_whether_the_options_give_the_values(folder):
@@ -69,9 +71,7 @@ def test_json_has_every_result(folder):
 
 def test_shapes_alone_list_input_sizes_as_shapes_does():
     options = ["--dy", "1x3x3x4", "--filter", "3x3x3x4", "--stride", "2", "--data-format", "NHWC"]
-    results = [CliRunner().invoke(main, [name, *options]) for name in ("diagnose", "shapes")]
-    assert results[0].exit_code == 0
-    assert results[0].stdout == results[1].stdout
+    assert command.said("diagnose", *options) == command.said("shapes", *options)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +87,12 @@ def test_shapes_alone_list_input_sizes_as_shapes_does():
     ],
 )
 def test_wrong_usage_is_one_line(folder, args, message):
-    result = run(folder, *args)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert message in command.refused(*words(folder, *args))
 
 
 def test_arrays_beyond_memory_are_refused(folder, monkeypatch):
     from cupyconv.cli import data
 
     monkeypatch.setattr(data, "available_memory", lambda: 1000)
-    result = run(folder, "--x", "x.npy", "--w", "w.npy", "--y", "y.npy")
-    assert result.exit_code == 2
-    assert "must fit into main memory" in result.stderr
+    given = words(folder, "--x", "x.npy", "--w", "w.npy", "--y", "y.npy")
+    assert "must fit into main memory" in command.refused(*given)

@@ -39,7 +39,6 @@ from cupyconv.cpu import (
     scattered,
     threads,
     tile_plans,
-    views,
 )
 from cupyconv.cpu.scratch import Scratch
 from cupyconv.errors import ConvError
@@ -881,31 +880,6 @@ def peaks_of_two(problem: ConvProblem, pass_: str, data: Data, out: np.ndarray) 
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     return peaks
-
-
-# -- copies ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_copy_is_exact_for_any_order_of_axes(dtype, order):
-    shape = np.array((3, 40, 4, 130))  # larger than PIECE_BYTES, with a short axis
-    numbers = (np.arange(shape.prod() * 2) % 2039).reshape(3, 40, 4, 260)[..., ::2].astype(dtype)
-    packed = np.ascontiguousarray(numbers.transpose(order)).transpose(np.argsort(order))
-    repeated = np.broadcast_to(numbers[:1, :1], numbers.shape)
-    for source in (numbers, packed, packed[:, ::-1], repeated):
-        target = np.empty(source.shape, np.float32)
-        views.copy(target, source)
-        np.testing.assert_array_equal(target, source)
-
-
-@pytest.mark.parametrize("size", [3, 40, 4000])  # small, medium, and several pieces
-@pytest.mark.parametrize("shape", [(1,), (1, 1), (5, 1, 1), (1, 7), (5, 1, 7)], ids=str)
-def test_copy_broadcasts_the_source(size, shape):
-    source = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    for target in (np.empty((size, 5, 9, 7), np.float32), np.empty((size, 5, 9, 14))[..., ::2]):
-        views.copy(target, source)
-        np.testing.assert_array_equal(target, np.broadcast_to(source, target.shape))
 
 
 # -- the choice ------------------------------------------------------------------------------------

@@ -183,11 +183,6 @@ def note_kernel(address: int, kernel: Kernel) -> None:
             allocation.last_kernel = kernel
 
 
-def name_of(view: np.ndarray) -> str:
-    """Return the name of an array in emulator memory."""
-    return _allocation_of(view).name if view.size else ""
-
-
 def check_written(output: np.ndarray) -> None:
     """Raise CheckerError unless kernels have written every element of an ``empty`` array."""
     missing = unwritten_elements(output)

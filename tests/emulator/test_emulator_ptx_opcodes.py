@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import random
 import re
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -22,53 +24,39 @@ from tests.emulator import EmulatedModule, memory
 from tests.emulator.ptx.table import INSTRUCTIONS, width
 
 # --------------------------------------------------------------------------------------------------
-# Numbers: an integer is an int; a float is a Fraction or one of these special values
+# Numbers: an integer is an int; a float is a float, or a Fraction before rounding
 # --------------------------------------------------------------------------------------------------
-NAN, INF, NEGATIVE_INF, NEGATIVE_ZERO = "nan", "inf", "-inf", "-0"
-FORMATS = {"f16": (10, 5), "f32": (23, 8), "f64": (52, 11), "bf16": (7, 8), "tf32": (10, 8)}
+FORMATS = {"f16": (10, 5), "f32": (23, 8), "f64": (52, 11), "bf16": (7, 8)}
+
+
+def size_of(type_name: str) -> int:
+    """Return the number of bits of a type."""
+    return 1 + sum(FORMATS[type_name]) if type_name in FORMATS else width(type_name)
 
 
 def decoded(bits: int, type_name: str) -> Any:
     """Return the number of a type that has these bits."""
+    size = size_of(type_name)
+    bits &= (1 << size) - 1
     if type_name in FORMATS:
-        return decoded_float(bits, *FORMATS[type_name])
-    if type_name == "pred":
-        return bool(bits & 1)
-    bits &= (1 << width(type_name)) - 1
-    return bits - (1 << width(type_name)) if is_negative(bits, type_name) else bits
-
-
-def is_negative(bits: int, type_name: str) -> bool:
-    return type_name[0] == "s" and bool(bits >> (width(type_name) - 1) & 1)
-
-
-def decoded_float(bits: int, mantissa: int, exponent: int) -> Any:
-    sign = -1 if bits >> (mantissa + exponent) & 1 else 1
-    power, part = bits >> mantissa & (1 << exponent) - 1, bits & (1 << mantissa) - 1
-    bias = (1 << (exponent - 1)) - 1
-    if power == (1 << exponent) - 1:
-        return NAN if part else INF if sign > 0 else NEGATIVE_INF
-    if power == 0 and part == 0:
-        return Fraction(0) if sign > 0 else NEGATIVE_ZERO
-    whole = part if power == 0 else part | 1 << mantissa
-    return sign * Fraction(whole) * Fraction(2) ** (max(power, 1) - bias - mantissa)
+        kind = ml_dtypes.bfloat16 if type_name == "bf16" else f"f{size // 8}"
+        return float(np.array(bits, f"u{size // 8}").view(kind))
+    return bits - (1 << size) if type_name[0] == "s" and bits >> (size - 1) else bits
 
 
 def encoded(value: Any, type_name: str, mode: str = "rn") -> int:
     """Return the bits of a number in a type; a float is rounded."""
-    if type_name == "pred":
-        return int(value)
     if type_name not in FORMATS:
         return int(value) & (1 << width(type_name)) - 1
     mantissa, exponent = FORMATS[type_name]
     top = 1 << (mantissa + exponent)
     infinity = ((1 << exponent) - 1) << mantissa
-    words = {NAN: top - 1, INF: infinity, NEGATIVE_INF: top | infinity, NEGATIVE_ZERO: top}
-    if isinstance(value, str):
-        return words[value]
-    if value == 0:
-        return 0
-    sign, size = top if value < 0 else 0, abs(value)
+    sign = top if is_negative(value) else 0
+    if value != value:
+        return top - 1
+    if value == 0 or abs(value) == math.inf:
+        return sign | (infinity if value else 0)
+    size = abs(Fraction(value))
     bias = (1 << (exponent - 1)) - 1
     power = max(floor_log2(size), 1 - bias)
     units = size / Fraction(2) ** (power - mantissa)
@@ -88,6 +76,11 @@ def encoded(value: Any, type_name: str, mode: str = "rn") -> int:
     return sign | bits
 
 
+def is_negative(a: Any) -> bool:
+    """Return whether the sign bit of a number is set."""
+    return math.copysign(1, a) < 0 if isinstance(a, float) else a < 0
+
+
 def floor_log2(size: Fraction) -> int:
     power = size.numerator.bit_length() - size.denominator.bit_length()
     return power if Fraction(2) ** power <= size else power - 1
@@ -96,102 +89,68 @@ def floor_log2(size: Fraction) -> int:
 # --------------------------------------------------------------------------------------------------
 # Exact arithmetic of such floats, before rounding
 # --------------------------------------------------------------------------------------------------
-def sign_of(a: Any) -> int:
-    """Return -1 for values with the sign bit set, else 1."""
-    return -1 if a in (NEGATIVE_ZERO, NEGATIVE_INF) or (not isinstance(a, str) and a < 0) else 1
+def fused(a: Any, b: Any, c: Any, mode: str = "rn") -> Any:
+    """Return a * b + c."""
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return a * b + c
+    if not math.isfinite(c):
+        return c  # even if a * b is too large for a float
+    total = Fraction(a) * Fraction(b) + Fraction(c)
+    if is_negative(a) ^ is_negative(b) ^ is_negative(c):
+        return total or (-0.0 if mode == "rm" else 0.0)
+    return total or c
 
 
-def is_zero(a: Any) -> bool:
-    return a == NEGATIVE_ZERO or a == 0
+def plus(a: Any, b: Any) -> Any:
+    return fused(a, 1.0, b)
 
 
-def signed_zero(sign: int) -> Any:
-    return Fraction(0) if sign > 0 else NEGATIVE_ZERO
-
-
-def signed_infinity(sign: int) -> str:
-    return INF if sign > 0 else NEGATIVE_INF
-
-
-def opposite(a: Any) -> Any:
-    swapped = {NAN: NAN, INF: NEGATIVE_INF, NEGATIVE_INF: INF, NEGATIVE_ZERO: Fraction(0)}
-    if isinstance(a, str):
-        return swapped[a]
-    return NEGATIVE_ZERO if a == 0 else -a
-
-
-def plus(a: Any, b: Any, mode: str = "rn") -> Any:
-    infinities = {a, b} & {INF, NEGATIVE_INF}
-    if NAN in (a, b) or len(infinities) == 2:
-        return NAN
-    if infinities:
-        return infinities.pop()
-    if is_zero(a) and is_zero(b) and sign_of(a) == sign_of(b):
-        return a
-    total = sum((Fraction(0) if is_zero(one) else one for one in (a, b)), Fraction(0))
-    return total or signed_zero(-1 if mode == "rm" else 1)
+def minus(a: Any, b: Any) -> Any:
+    return fused(b, -1.0, a)
 
 
 def times(a: Any, b: Any) -> Any:
-    infinite = {INF, NEGATIVE_INF} & {a, b}
-    if NAN in (a, b) or (infinite and (is_zero(a) or is_zero(b))):
-        return NAN
-    sign = sign_of(a) * sign_of(b)
-    if infinite:
-        return signed_infinity(sign)
-    return signed_zero(sign) if is_zero(a) or is_zero(b) else a * b
+    return fused(a, b, -0.0)
 
 
 def over(a: Any, b: Any) -> Any:
-    infinite = (a in (INF, NEGATIVE_INF), b in (INF, NEGATIVE_INF))
-    if NAN in (a, b) or all(infinite) or (is_zero(a) and is_zero(b)):
-        return NAN
-    sign = sign_of(a) * sign_of(b)
-    if infinite[0] or is_zero(b):
-        return signed_infinity(sign)
-    return signed_zero(sign) if infinite[1] or is_zero(a) else a / b
-
-
-def fused(a: Any, b: Any, c: Any, mode: str = "rn") -> Any:
-    product = times(a, b)
-    return plus(product, c, mode)
+    if b == 0:
+        return a * math.copysign(math.inf, b)
+    exact = a and math.isfinite(a) and math.isfinite(b)
+    return Fraction(a) / Fraction(b) if exact else a / b
 
 
 def ordered(a: Any) -> Any:
     """Return a key that sorts floats, -0 below +0."""
-    words = {INF: (math.inf, 0), NEGATIVE_INF: (-math.inf, 0), NEGATIVE_ZERO: (0, -1)}
-    return words[a] if isinstance(a, str) else (a, 0)
+    return a, not is_negative(a)
 
 
 def least(a: Any, b: Any) -> Any:
-    return b if a == NAN else a if b == NAN else min(a, b, key=ordered)
+    return b if a != a else a if b != b else min(a, b, key=ordered)
 
 
 def greatest(a: Any, b: Any) -> Any:
-    return b if a == NAN else a if b == NAN else max(a, b, key=ordered)
+    return b if a != a else a if b != b else max(a, b, key=ordered)
 
 
 def without_subnormals(a: Any) -> Any:
     """Flush subnormal numbers to zero, as ``.ftz`` does."""
-    if isinstance(a, str) or abs(a) >= Fraction(2) ** -126:
-        return a
-    return signed_zero(sign_of(a)) if a else a
+    return math.copysign(0.0, a) if abs(a) < 2**-126 else a
 
 
 def compared(how: str, a: Any, b: Any) -> bool:
-    a, b = (Fraction(0) if one == NEGATIVE_ZERO else one for one in (a, b))
+    unordered = a != a or b != b
     if how in ("num", "nan"):
-        return (NAN in (a, b)) == (how == "nan")
-    if NAN in (a, b):
-        return how.endswith("u")  # unordered comparisons
-    x, y = (ordered(one)[0] if not isinstance(one, int) else one for one in (a, b))
+        return unordered == (how == "nan")
+    if unordered:
+        return how.endswith("u")
     return {
-        "eq": x == y,
-        "ne": x != y,
-        **dict.fromkeys(("lt", "lo"), x < y),
-        **dict.fromkeys(("le", "ls"), x <= y),
-        **dict.fromkeys(("gt", "hi"), x > y),
-        **dict.fromkeys(("ge", "hs"), x >= y),
+        "eq": a == b,
+        "ne": a != b,
+        **dict.fromkeys(("lt", "lo"), a < b),
+        **dict.fromkeys(("le", "ls"), a <= b),
+        **dict.fromkeys(("gt", "hi"), a > b),
+        **dict.fromkeys(("ge", "hs"), a >= b),
     }[how[:2]]
 
 
@@ -303,19 +262,19 @@ op("shf.r.wrap.b32", "b32", "b32 b32 u32", lambda a, b, n: (b << 32 | a) >> (n &
 for t in ("f32", "f64"):
     entered = with_ftz if t == "f32" else op
     entered(f"add.{t}", t, f"{t} {t}", plus)
-    entered(f"sub.{t}", t, f"{t} {t}", lambda a, b: plus(a, opposite(b)))
+    entered(f"sub.{t}", t, f"{t} {t}", minus)
     entered(f"mul.{t}", t, f"{t} {t}", times)
     entered(f"fma.rn.{t}", t, f"{t} {t} {t}", fused)
     entered(f"min.{t}", t, f"{t} {t}", least)
     entered(f"max.{t}", t, f"{t} {t}", greatest)
-    entered(f"neg.{t}", t, t, opposite)
-    entered(f"abs.{t}", t, t, lambda a: opposite(a) if sign_of(a) < 0 else a)
+    entered(f"neg.{t}", t, t, operator.neg)
+    entered(f"abs.{t}", t, t, abs)
     for how in ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu",
                 "num", "nan"):  # fmt: skip
         entered(f"setp.{how}.{t}", "pred", f"{t} {t}", partial(compared, how))
 for t in ("f32", "f64"):
     (with_ftz if t == "f32" else op)(f"div.rn.{t}", t, f"{t} {t}", over)
-with_ftz("rcp.rn.f32", "f32", "f32", lambda a: over(Fraction(1), a))
+with_ftz("rcp.rn.f32", "f32", "f32", lambda a: over(1.0, a))
 for how in ("eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs"):
     for t in (
         ("u32", "u64") if how[0] in "lh" and how not in ("lt", "le") else ("s16", "u32", "s64")
@@ -337,7 +296,7 @@ for to, of in itertools.product([f"{k}{n}" for k in "us" for n in (8, 16, 32, 64
 for to, of in itertools.product(
     ("f16", "f32", "f64"), [f"{k}{n}" for k in "us" for n in (16, 32, 64)]
 ):
-    op(f"cvt.rn.{to}.{of}", to, of, lambda a: Fraction(a))
+    op(f"cvt.rn.{to}.{of}", to, of, same)
 for to, of in (("f32", "f16"), ("f64", "f32")):
     op(f"cvt.{to}.{of}", to, of, same)
 for to, of in (("f32", "f64"), ("f16", "f32"), ("bf16", "f32")):
@@ -345,7 +304,7 @@ for to, of in (("f32", "f64"), ("f16", "f32"), ("bf16", "f32")):
 
 
 def between_0_and_1(a: Any) -> Any:
-    return Fraction(0) if a == NAN or sign_of(a) < 0 else least(a, Fraction(1))
+    return min(a, 1.0) if a > 0 else 0.0
 
 
 op("cvt.sat.f32.f32", "f32", "f32", between_0_and_1)
@@ -360,12 +319,7 @@ def approximate(function: Callable[[float], float]) -> Callable[[Any], Any]:
     """Return a C library function in double precision; it returns None where not compared."""
 
     def compute(a: Any) -> Any:
-        if isinstance(a, str) or abs(a) > 60 or abs(a) < Fraction(1, 10**6):
-            return None
-        try:
-            return Fraction(function(float(a)))
-        except ValueError:
-            return NAN
+        return function(a) if 1e-6 <= abs(a) <= 60 else None
 
     return compute
 
@@ -394,9 +348,7 @@ def edges(type_name: str) -> list[int]:
     if type_name == "pred":
         return [0, 1]
     if type_name in FORMATS:
-        numbers = [word if word in (INF, NEGATIVE_INF, NAN, NEGATIVE_ZERO) else Fraction(word)
-                   for word in _FLOAT_EDGES]  # fmt: skip
-        found = [encoded(one, type_name) for one in numbers]
+        found = [encoded(float(word), type_name) for word in _FLOAT_EDGES]
         mantissa, exponent = FORMATS[type_name]
         found += [1, 1 << mantissa, (1 << mantissa) - 1, ((1 << exponent) - 1 << mantissa) - 1]
         return list(dict.fromkeys(found))
@@ -419,14 +371,13 @@ def inputs_of(one: Op) -> list[tuple[int, ...]]:
         inputs = list(itertools.product(*lists))
     else:
         inputs = [tuple(generator.choice(values) for values in lists) for _ in range(_CASES)]
-    bits = [16 if operand == "bf16" else width(operand) for operand in one.operands]
+    bits = [size_of(operand) for operand in one.operands]
     return inputs + [tuple(generator.getrandbits(n) for n in bits) for _ in range(100)]
 
 
 def register(type_name: str) -> str:
     """Return the register kind of a type; 8-bit types use 32-bit registers."""
-    bits = 16 if type_name == "bf16" else width(type_name)
-    return {1: "p", 16: "h", 64: "d"}.get(bits, "r")
+    return {1: "p", 16: "h", 64: "d"}.get(size_of(type_name), "r")
 
 
 def kernel_text(number: int, one: Op) -> str:
@@ -483,19 +434,12 @@ def module() -> EmulatedModule:
 def matches(one: Op, got: int, wanted: Any) -> bool:
     if wanted is None:
         return True
-    number = decoded(got, one.result)
-    if one.result in FORMATS and wanted == NAN:
-        return number == NAN
-    if one.relative and not isinstance(wanted, str) and wanted:
-        wanted_bits = encoded(wanted, one.result)
-        wanted = decoded(wanted_bits, one.result)
-        if not isinstance(wanted, str) and not isinstance(number, str):
-            return (
-                abs(number - wanted) <= abs(wanted) * Fraction(one.relative) + Fraction(2) ** -126
-            )
-        return got == wanted_bits
-    mask = (1 << (16 if one.result == "bf16" else width(one.result))) - 1
-    return got & mask == encoded(wanted, one.result, one.mode) & mask
+    number, bits = decoded(got, one.result), encoded(wanted, one.result, one.mode)
+    wanted = decoded(bits, one.result)
+    if one.relative and wanted and math.isfinite(wanted) and math.isfinite(number):
+        return abs(number - wanted) <= abs(wanted) * one.relative + 2**-126
+    is_nan = one.result in FORMATS and math.isnan(wanted)
+    return math.isnan(number) if is_nan else got & (1 << size_of(one.result)) - 1 == bits
 
 
 @pytest.mark.costly

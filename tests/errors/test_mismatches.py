@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import cupyconv
 from cupyconv import raw_ops
-from cupyconv.cli.main import main
+from tests.command import refused, run
 from tests.errors.test_remedies import (
     FUNCTIONS,
     OWN,
@@ -108,22 +107,16 @@ def test_mismatch_offers_the_experts_repair(case, monkeypatch):
 # -- the command line ------------------------------------------------------------------------------
 
 
-def run(words: list[str]) -> Any:
-    return CliRunner().invoke(main, words)
-
-
 @pytest.mark.parametrize("case", TABLE["command"], ids=lambda case: case["label"])
 def test_command_offers_the_experts_repair(case):
     words, changes = shlex.split(case["line"]), case["options"].split()
-    result = run(words)
-    assert result.exit_code == 2, result.output
-    assert case["conflict"] in result.stderr
-    remedy = re.split(r"\. (?=[A-Z])", result.stderr.strip())[-1]
-    assert case["way_out"] in alternatives(remedy)[: case.get("place", 1)], result.stderr
+    error = refused(*words)
+    assert case["conflict"] in error
+    remedy = re.split(r"\. (?=[A-Z])", error.strip())[-1]
+    assert case["way_out"] in alternatives(remedy)[: case.get("place", 1)], error
     for option, value in zip(changes[::2], changes[1::2], strict=True):
         if option in words:
             words[words.index(option) + 1] = value
         else:
             words += [option, value]
-    result = run(words)
-    assert result.exit_code == 0, result.output
+    assert run(*words).exit_code == 0

@@ -138,14 +138,6 @@ def test_large_option_computes_large_layers(monkeypatch):
     assert "must fit into main memory for --large" in refused(*huge)
 
 
-def test_empty_batch_is_explained():
-    text = said("--input", "0x3x8x8", "--filter", "4x3x3x3")
-    assert "0 images" in text
-    assert "has no terms" in said(
-        "--input", "0x3x8x8", "--filter", "4x3x3x3", "--element", "dF[0,0,0,0]"
-    )
-
-
 @pytest.mark.parametrize(
     ("args", "said_"),
     [

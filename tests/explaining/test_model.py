@@ -556,10 +556,3 @@ def test_size_named_inside_the_model_can_be_set(saved):
     net.graph.value_info.append(value("odd_out", (1, 3, "rows", 8)))
     assert "1 x 3 x rows x 8" in listed(saved(net))
     assert "-> 1x4x4x6" in listed(saved(net), "--input", "rows=6")
-
-
-def test_output_padding_is_one_of_the_settings(saved):
-    (_, _, _, up) = json.loads(run(saved(small_net()), "--json").stdout)["layers"]
-    assert up["name"] == "up"
-    text = run(saved(small_net()), "--csv", "-").stdout
-    assert "ConvTranspose, stride 2x2, output_padding 1x0, float32" in text.replace('"', "")

@@ -73,59 +73,43 @@ def test_layer_applied_three_times_counts_as_in_pytorch(saved):
     assert [row["parameters"] for row in rows] == [52] * 3
 
 
-QDQ = [
+STORED = [
+    *SHARED,
+    weights("v", (4, 4, 3, 3)),
+    weights("m", (4, 1, 1, 1)),
+    weights("both", (8, 4, 3, 3)),
+    onnx.numpy_helper.from_array(np.ones((4, 4, 3, 3), np.int8), "q"),
     onnx.helper.make_tensor("scale", 1, [], [0.5]),
     onnx.helper.make_tensor("zero", 3, [], [0]),
 ]
+COUNTED = {
+    "identity": ("w t t", ["t = Identity(w)"], 144),
+    "transpose": ("w t t", ["t = Transpose<perm = [1, 0, 3, 2]>(w)"], 144),
+    "cast": ("w t t", ["t = Cast<to = 1>(w)"], 144),
+    "quantized": (
+        "w t t",
+        ["i = QuantizeLinear(w, scale, zero)", "t = DequantizeLinear(i, scale, zero)"],
+        144,
+    ),
+    "chain": ("w t t", ["i = Identity(w)", "t = Transpose<perm = [1, 0, 2, 3]>(i)"], 144),
+    "integers": (
+        "t u",
+        ["t = DequantizeLinear(q, scale)", "u = DequantizeLinear(q, scale)"],
+        144,
+    ),
+    "stored twice": ("w v w", [], 288),
+    "parts of one tensor": ("t u i", ["t, u = Split<axis = 0>(both)", "i = Identity(t)"], 288),
+    "computed twice": ("t u", ["t = Mul(w, m)", "u = Mul(w, m)"], 144),
+}
+"""Filters of the layers, nodes before them, and the counted weights of the filters."""
 
 
-@pytest.mark.parametrize(
-    "through",
-    [
-        [("Identity", ["w"], {})],
-        [("Transpose", ["w"], {"perm": [1, 0, 3, 2]})],
-        [("Cast", ["w"], {"to": 1})],
-        [("QuantizeLinear", ["w", "scale", "zero"], {}), ("DequantizeLinear", 0, {})],
-        [("Identity", ["w"], {}), ("Transpose", 0, {"perm": [1, 0, 2, 3]})],
-    ],
-    ids=["identity", "transpose", "cast", "qdq", "chain"],
-)
-def test_filter_shared_through_other_nodes_counts_once(saved, through):
-    nodes, last = [], "w"
-    for number, (operator, inputs, attributes) in enumerate(through):
-        names = inputs or [last, "scale", "zero"][: 3 if "Linear" in operator else 1]
-        nodes.append(node(operator, names, f"t{number}", **attributes))
-        last = f"t{number}_out"
-    path = saved(three_convs(("w", last, last), nodes, [*SHARED, *QDQ]))
-    assert counts(path) == (3, 144, 148)
-
-
-def test_filter_stored_as_integers_counts_once(saved):
-    stored = onnx.numpy_helper.from_array(np.ones((4, 4, 3, 3), np.int8), "q")
-    nodes = [node("DequantizeLinear", ["q", "scale"], name) for name in ("d1", "d2")]
-    path = saved(three_convs(("d1_out", "d2_out"), nodes, [stored, SHARED[1], QDQ[0]]))
-    assert counts(path) == (2, 144, 148)
-
-
-def test_filters_stored_twice_count_twice(saved):
-    path = saved(three_convs(("w", "v", "w"), (), [*SHARED, weights("v", (4, 4, 3, 3))]))
-    assert counts(path) == (3, 288, 292)
-
-
-def test_parts_of_one_stored_tensor_count_separately(saved):
-    nodes = [node("Split", ["both"], "s"), node("Identity", ["s_out"], "i")]
-    nodes[0].output.append("second")
-    nodes[0].attribute.append(onnx.helper.make_attribute("axis", 0))
-    path = saved(
-        three_convs(("s_out", "second", "i_out"), nodes, [weights("both", (8, 4, 3, 3)), SHARED[1]])
-    )
-    assert counts(path) == (3, 288, 292)
-
-
-def test_filter_computed_twice_counts_once(saved):
-    nodes = [node("Mul", ["w", "v"], name) for name in ("one", "two")]
-    path = saved(three_convs(("one_out", "two_out"), nodes, [*SHARED, weights("v", (4, 1, 1, 1))]))
-    assert counts(path) == (2, 144, 148)
+@pytest.mark.parametrize("case", COUNTED)
+def test_equal_stored_filters_count_once(saved, case):
+    filters, texts, expected = COUNTED[case]
+    nodes = [onnx.parser.parse_node(text) for text in texts]
+    path = saved(three_convs(filters.split(), nodes, STORED))
+    assert counts(path) == (len(filters.split()), expected, expected + 4)
 
 
 def test_expanded_filter_counts_its_stored_values(saved):
@@ -256,55 +240,45 @@ def test_attribute_given_twice_is_rejected(saved):
 # -- constants -------------------------------------------------------------------------------------
 
 
+PADS = {
+    "stored": ([], {"pads": [0, 0, 8, 0, 0, 0]}),
+    "constant": (["pads = Constant<value = int64[6] {0, 0, 8, 0, 0, 0}>()"], {}),
+    "computed": (  # as PyTorch's exporter writes F.pad
+        [
+            "zeros = ConstantOfShape<value = int64[1] {0}>(more)",
+            "flat = Concat<axis = 0>(given, zeros)",
+            "pairs = Reshape(flat, shape)",
+            "turned = Slice(pairs, starts, ends, axes, steps)",
+            "sides = Transpose<perm = [1, 0]>(turned)",
+            "whole = Reshape(sides, back)",
+            "pads = Cast<to = 7>(whole)",
+        ],
+        {"given": [8, 0], "more": [4], "shape": [-1, 2], "back": [-1]}
+        | {"starts": [-1], "ends": [-(2**62)], "axes": [0], "steps": [-1]},
+    ),
+    "from the shape": (  # pad to a multiple of 58: 232 = 4 * 58
+        [
+            "sizes = Shape(x)",
+            "length = Gather(sizes, last)",
+            "negative = Neg(length)",
+            "missing = Mod(negative, by)",
+            "pads = Concat<axis = 0>(no, missing, none)",
+        ],
+        {"last": 2, "by": [58], "no": [0, 0], "none": [0, 0, 0]},
+    ),
+    "input": ([], {}),
+}
+"""Nodes and constants that give the pads in a form that exporters write."""
+
+
 def padded(form: str):
-    """Return a causal Conv1d: 8 zeros before 1x2x224, with pads in a form that exporters write."""
-    helper = onnx.helper
-    pads = np.array([0, 0, 8, 0, 0, 0])
-    nodes, stored, inputs = [], [weights("w", (3, 2, 3))], [value("x", (1, 2, 224))]
-    if form == "stored":
-        stored.append(onnx.numpy_helper.from_array(pads, "pads"))
-    elif form == "constant":
-        tensor = onnx.numpy_helper.from_array(pads, "")
-        nodes.append(helper.make_node("Constant", [], ["pads"], value=tensor))
-    elif form == "computed":  # as PyTorch's exporter writes F.pad
-        for name, content in {
-            "given": [8, 0],
-            "more": [4],
-            "shape": [-1, 2],
-            "back": [-1],
-            "starts": [-1],
-            "ends": [-(2**62)],
-            "axes": [0],
-            "steps": [-1],
-        }.items():
-            stored.append(onnx.numpy_helper.from_array(np.array(content), name))
-        nodes += [
-            helper.make_node("ConstantOfShape", ["more"], ["zeros"],
-                             value=helper.make_tensor("", 7, [1], [0])),
-            helper.make_node("Concat", ["given", "zeros"], ["flat"], axis=0),
-            helper.make_node("Reshape", ["flat", "shape"], ["pairs"]),
-            helper.make_node("Slice", ["pairs", "starts", "ends", "axes", "steps"], ["turned"]),
-            helper.make_node("Transpose", ["turned"], ["sides"], perm=[1, 0]),
-            helper.make_node("Reshape", ["sides", "back"], ["whole"]),
-            helper.make_node("Cast", ["whole"], ["pads"], to=7),
-        ]  # fmt: skip
-    elif form == "from the shape":  # pad to a multiple of 58: 232 = 4 * 58
-        for name, content in {"last": 2, "by": [58], "no": [0, 0], "none": [0, 0, 0]}.items():
-            stored.append(onnx.numpy_helper.from_array(np.array(content), name))
-        nodes += [
-            helper.make_node("Shape", ["x"], ["sizes"]),
-            helper.make_node("Gather", ["sizes", "last"], ["length"]),
-            helper.make_node("Neg", ["length"], ["negative"]),
-            helper.make_node("Mod", ["negative", "by"], ["missing"]),
-            helper.make_node("Concat", ["no", "missing", "none"], ["pads"], axis=0),
-        ]
-    else:
-        inputs.append(value("pads", (6,), 7))
-    nodes += [
-        helper.make_node("Pad", ["x", "pads"], ["p"]),
-        helper.make_node("Conv", ["p", "w"], ["y"], name="causal"),
-    ]
-    return build(nodes, inputs, stored)
+    """Return a causal Conv1d: 8 zeros before 1x2x224."""
+    texts, constants = PADS[form]
+    stored = [onnx.numpy_helper.from_array(np.array(v), name) for name, v in constants.items()]
+    inputs = [value("x", (1, 2, 224)), *([value("pads", (6,), 7)] if form == "input" else [])]
+    nodes = [onnx.parser.parse_node(text) for text in (*texts, "p = Pad(x, pads)")]
+    nodes.append(node("Conv", ["p", "w"], "causal"))
+    return build(nodes, inputs, [*stored, weights("w", (3, 2, 3))])
 
 
 @pytest.mark.parametrize("form", ["stored", "constant", "computed", "from the shape"])

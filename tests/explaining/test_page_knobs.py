@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.cli.main import main
 from cupyconv.explaining.values import first_number
 from cupyconv.formats import data_formats, filter_formats
 from tests.browser import acted, logged
+from tests.command import parsed
 from tests.explaining.test_page_rules import random_layer, valid_layer
 
 pytestmark = pytest.mark.costly  # each case starts a browser
@@ -382,7 +381,7 @@ def test_copied_programs_show_the_same_layer(browse, monkeypatch, values, loss):
         assert shell == "The command line has no option for these values."
     else:
         words = [word.strip("'") for word in shell.split()[1:]]
-        told = json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)["layers"][0]
+        told = parsed(*words)["layers"][0]
         assert told["elements"][0]["sum"] == pytest.approx(total, rel=1e-5)
     code = {entry.framework: entry.call for entry in explanation.translations}
     assert code["PyTorch"] in torch

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
 from importlib import import_module
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import cupyconv
 from cupyconv import ConvProblem
-from cupyconv.cli.main import main
 from cupyconv.explaining import onnx_model, receptive
+from tests.command import parsed, said
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -108,8 +106,8 @@ def test_fields_end_behind_other_positions(tmp_path):
     ]
     graph = onnx.helper.make_graph(nodes, "net", values[:1], values[1:], [w])
     (tmp_path / "net.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
-    output = CliRunner().invoke(main, ["model", str(tmp_path / "net.onnx"), "--json"]).output
-    fields = [layer["receptive_field"] for layer in json.loads(output)["layers"]]
+    layers = parsed("model", tmp_path / "net.onnx")["layers"]
+    fields = [layer["receptive_field"] for layer in layers]
     assert fields == [{"sizes": [3], "steps": [2.0]}, None]
 
 
@@ -118,12 +116,10 @@ def test_chained_layers_of_a_file_have_a_receptive_field(tmp_path):
     first = '[[layer]]\ninput = "1x3x32x32"\nfilter = "8x3x3x3"\nstride = 2\npadding = 1\n'
     second = '[[layer]]\ninput = "1x8x16x16"\nfilter = "8x4x4x4"\nstride = 2\npadding = 1\n'
     file.write_text(f"{first}{second}transposed = true\n")
-    words = ["shapes", "--config", str(file)]
-    text = " ".join(CliRunner().invoke(main, words).output.split())
+    words = ("shapes", "--config", file)
+    text = " ".join(said(*words).split())
     assert "of an output of the 2 layers is at most 5 x 5 inputs; the fields of" in text
     assert "neighbouring outputs are 1 x 1 apart" in text
-    told = json.loads(CliRunner().invoke(main, [*words, "--json"]).output)["receptive_field"]
-    assert told == {"sizes": [5, 5], "steps": [1, 1]}
+    assert parsed(*words)["receptive_field"] == {"sizes": [5, 5], "steps": [1, 1]}
     file.write_text(f"{first}{second.replace('1x8x16', '1x8x15')}transposed = true\n")
-    output = CliRunner().invoke(main, words).output
-    assert "field of an output of the" not in output  # the layers are no chain
+    assert "field of an output of the" not in said(*words)  # the layers are no chain

@@ -8,32 +8,16 @@ import re
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import cupyconv
 from cupyconv import ConvProblem, checking
-from cupyconv.cli.main import main
 from cupyconv.explaining import transposed
 from cupyconv.problem import shape_text
 from tests.browser import acted, logged
-from tests.command import refused
+from tests.command import parsed, refused, said
 from tests.explaining.test_page_knobs import HELPERS
 
 LAYER = ("1x8x4x4", "8x3x2x2", "--stride", "4", "--transposed")
-
-
-def invoke(*words: str) -> str:
-    """Return the output of a command that succeeds."""
-    result = CliRunner().invoke(main, list(words))
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def error_of(*words: str) -> str:
-    """Return the error line of a command that fails."""
-    result = CliRunner().invoke(main, list(words))
-    assert result.exit_code == 2, result.output
-    return result.stderr
 
 
 def random_layer(rng: random.Random) -> tuple[ConvProblem, dict]:
@@ -115,7 +99,7 @@ def test_grads_match_autograd(tmp_path):
     saved = tmp_path / "all.npz"
     words = ("2x4x5x4", "4x3x3x2", "--stride", "2x3", "--padding", "1x0", "--groups", "2")
     words = (*words, "--output-padding", "1x2", "--dtype", "float64", "--transposed")
-    text = invoke("grads", *words, "--save", str(saved))
+    text = said("grads", *words, "--save", saved)
     assert "0 failed" in text
     data = loaded(saved)
     x, w, dy = (torch.tensor(data[name], requires_grad=True) for name in ("x", "w", "dy"))
@@ -128,7 +112,7 @@ def test_grads_match_autograd(tmp_path):
     again = tmp_path / "again.npz"
     files = [word for name in ("x", "w", "dy") for word in (f"--{name}", f"{saved}:{name}")]
     rules = words[words.index("--stride") : words.index("--dtype")]
-    invoke("grads", *files, *rules, "--transposed", "--save", str(again), "--no-check")
+    said("grads", *files, *rules, "--transposed", "--save", again, "--no-check")
     repeated = loaded(again)
     for name in data:
         np.testing.assert_array_equal(repeated[name], data[name])
@@ -136,7 +120,7 @@ def test_grads_match_autograd(tmp_path):
 
 def test_all_gradients_of_the_layer_are_checked():
     words = ("2x4x4x4", "4x3x3x3", "--transposed", "--stride", "2", "--groups", "2")
-    (layer,) = json.loads(invoke("grads", *words, "--json"))["layers"]
+    (layer,) = parsed("grads", *words)["layers"]
     checked: dict[str, list[str]] = {}
     for one in layer["agreements"]:
         assert one["passed"]
@@ -170,7 +154,7 @@ def loaded(path):
 
 
 def test_json_has_the_layers_own_shapes():
-    layer = json.loads(invoke("shapes", *LAYER, "--output-padding", "2", "--json"))["layers"][0]
+    layer = parsed("shapes", *LAYER, "--output-padding", "2")["layers"][0]
     assert layer["configuration"]["transposed"] is True
     assert layer["configuration"]["input"] == [1, 8, 4, 4]
     assert layer["configuration"]["output_shape"] == [1, 3, 16, 16]
@@ -193,19 +177,19 @@ def test_toml_describes_transposed_layers(tmp_path):
         'input = "1x8x4x4"\nfilter = "8x3x2x2"\nstride = 4\ntransposed = true\n'
         'output_shape = "1x3x16x16"\n'
     )
-    assert "1x8x4x4 * 8x3x2x2 -> 1x3x16x16" in invoke("shapes", "--config", str(file))
+    assert "1x8x4x4 * 8x3x2x2 -> 1x3x16x16" in said("shapes", "--config", file)
     # The option replaces the size of the file.
-    words = ("shapes", "--config", str(file), "--output-padding", "1")
-    assert "1x8x4x4 * 8x3x2x2 -> 1x3x15x15" in invoke(*words)
+    words = ("shapes", "--config", file, "--output-padding", "1")
+    assert "1x8x4x4 * 8x3x2x2 -> 1x3x15x15" in said(*words)
     file.write_text('input = "1x8x4x4"\nfilter = "8x3x2x2"\ntransposed = "yes"\n')
-    assert "must be true or false" in error_of("shapes", "--config", str(file))
+    assert "must be true or false" in refused("shapes", "--config", file)
 
 
 def test_explanation_names_each_tensor_twice():
-    text = " ".join(invoke("explain", *LAYER).split())
+    text = " ".join(said("explain", *LAYER).split())
     assert "output_padding 2 gives this size here" in text
     assert "The convolution that the transposed layer reverses" in text
-    told = json.loads(invoke("explain", *LAYER, "--json"))["layers"][0]["transposed"]
+    told = parsed("explain", *LAYER)["layers"][0]["transposed"]
     assert told["names_in_convolution"]["y"] == "dx"
     assert told["shapes"]["y"] == [1, 3, 14, 14]
     problem = ConvProblem((1, 3, 14, 14), (8, 3, 2, 2), stride=4)
@@ -331,7 +315,7 @@ def test_programs_and_checks_of_a_transposed_page_hold(browse, loss):
     ],
 )
 def test_errors_name_the_way_out(words, text):
-    assert text in error_of("shapes", *LAYER, *words)
+    assert text in refused("shapes", *LAYER, *words)
 
 
 def test_dy_gives_the_input_and_the_output_padding():
@@ -341,29 +325,29 @@ def test_dy_gives_the_input_and_the_output_padding():
         words = [f"--{key.replace('_', '-')}={value}" for key, value in layer.items()]
         given = ("--dy", shape_text(problem.input_shape), "--filter")
         own = shape_text(problem.output_shape), shape_text(problem.filter_shape)
-        told = invoke("shapes", *given, own[1], *words[:-1], "--transposed")
-        assert told == invoke("shapes", *own, *words, "--transposed")
+        told = said("shapes", *given, own[1], *words[:-1], "--transposed")
+        assert told == said("shapes", *own, *words, "--transposed")
 
 
 def test_dy_needs_layers_of_one_kind(tmp_path):
     file = tmp_path / "two.toml"
     layer = '[[layer]]\ninput = "1x8x4x4"\nfilter = "8x8x2x2"\n'
     file.write_text(f"{layer}{layer}transposed = true\n")
-    text = error_of("shapes", "--config", str(file), "--dy", "1x8x3x3")
+    text = refused("shapes", "--config", file, "--dy", "1x8x3x3")
     assert "1 of 2 layers are transposed" in text
 
 
 def test_output_padding_needs_a_transposed_layer():
-    text = error_of("shapes", *LAYER[:-1], "--output-padding", "1")
+    text = refused("shapes", *LAYER[:-1], "--output-padding", "1")
     assert "give --transposed" in text
 
 
 def test_dy_shape_is_checked():
     for command in ("explain", "grads"):
-        text = error_of(command, *LAYER, "--dy", "1x3x15x15")
+        text = refused(command, *LAYER, "--dy", "1x3x15x15")
         assert text.rstrip().endswith("Use --output-shape 1x3x15x15")
-        invoke(command, *LAYER, "--dy", "1x3x14x14")
-        text = error_of(command, "1x3x7x7", "4x3x3x3", "--dy", "1x4x7x7")
+        said(command, *LAYER, "--dy", "1x3x14x14")
+        text = refused(command, "1x3x7x7", "4x3x3x3", "--dy", "1x4x7x7")
         assert "Use --padding same, use --padding 1, " in text
 
 
@@ -375,14 +359,14 @@ def test_explanation_of_a_complex_layer_has_no_frameworks():
 
 
 def test_complex_layers_are_rejected():
-    assert "must have a real dtype" in error_of("explain", *LAYER, "--dtype", "complex64")
+    assert "must have a real dtype" in refused("explain", *LAYER, "--dtype", "complex64")
 
 
 def test_printed_program_draws_the_numbers_of_grads(capsys):
     pytest.importorskip("torch")
-    exec(invoke("explain", *LAYER, "--code", "pytorch"), {})
+    exec(said("explain", *LAYER, "--code", "pytorch"), {})
     printed = re.findall(r"(\w+): shape \((.*)\), norm (\S+)", capsys.readouterr().out)
-    (layer,) = json.loads(invoke("grads", *LAYER, "--json"))["layers"]
+    (layer,) = parsed("grads", *LAYER)["layers"]
     for name, shape, norm in printed:
         assert list(map(int, shape.split(", "))) == layer["shapes"][name]
         assert float(norm) == pytest.approx(layer["norms"][name], rel=1e-4)
@@ -426,10 +410,10 @@ def test_elements_and_maps_use_the_names_of_the_layer(groups):
 
 def test_element_outside_a_transposed_layer_states_its_shape():
     words = ("--input", "1x1x4x4", "--filter", "1x1x3x3", "--stride", "2", "--transposed")
-    assert "y[0,0,8,8]" in invoke("explain", *words, "--element", "y[0,0,8,8]")
-    error = error_of("explain", *words, "--element", "y[0,0,9,8]")
+    assert "y[0,0,8,8]" in said("explain", *words, "--element", "y[0,0,8,8]")
+    error = refused("explain", *words, "--element", "y[0,0,9,8]")
     assert "y of 1x1x9x9" in error
     assert "h from 0 to 8" in error
-    assert "x is an operand; use dX[n,k,...]" in error_of(
+    assert "x is an operand; use dX[n,k,...]" in refused(
         "explain", *words, "--element", "x[0,0,0,0]"
     )

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from cupyconv import ConvError, arrays
 from cupyconv.cli import data
-from cupyconv.cli.main import main
+from tests.command import run, said
 
 SHAPES = 'input = "1x1x5x5"\nfilter = "2x1x3x3"\n'
 X = np.arange(25, dtype=np.float32).reshape(1, 1, 5, 5)
@@ -52,7 +51,7 @@ def judged(*args: str) -> tuple[int, str]:
     """Run a command, require a result or a one-line error, and return its code and stderr."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # parsers warn about damaged files
-        result = CliRunner().invoke(main, [str(arg) for arg in args])
+        result = run(*args)
     assert isinstance(result.exception, (SystemExit, type(None))), result.exception
     assert result.exit_code in (0, 1, 2), (result.exit_code, result.stderr)
     assert "Traceback" not in result.stderr
@@ -181,9 +180,7 @@ def test_invalid_onnx_nodes_are_rejected(tmp_path, changes, said):
 
 def test_onnx_nodes_with_unknown_inputs_are_listed(tmp_path):
     (tmp_path / "model.onnx").write_bytes(onnx_model(inputs=("a", "b")).SerializeToString())
-    result = CliRunner().invoke(main, ["model", str(tmp_path / "model.onnx")])
-    assert result.exit_code == 0, result.output
-    assert "1 layer of unknown size: node reads b" in result.output
+    assert "1 layer of unknown size: node reads b" in said("model", tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize(
@@ -192,10 +189,7 @@ def test_onnx_nodes_with_unknown_inputs_are_listed(tmp_path):
 def test_onnx_nodes_of_other_dtypes_are_left_out(tmp_path, number, name):
     path = tmp_path / "model.onnx"
     path.write_bytes(onnx_model(dtype=number).SerializeToString())
-    assert (
-        f"elements of type {name} are unsupported"
-        in CliRunner().invoke(main, ["model", str(path), "--json"]).stdout
-    )
+    assert f"elements of type {name} are unsupported" in said("model", path, "--json")
     assert "must have a convolution" in refused("shapes", "--model", path)
 
 

@@ -16,13 +16,12 @@ import click
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner
 
 from cupyconv import arrays, files
 from cupyconv.bench import run as bench_run
 from cupyconv.cli import data, paths
 from cupyconv.cli.main import COMMANDS, main
-from tests import ROOT
+from tests import ROOT, command
 from tests.bench.test_bench_results import ROW
 from tests.explaining.test_model import small_net
 
@@ -90,14 +89,13 @@ def _quick(monkeypatch):
 
 def write(option, path):
     _, name = option.split()
-    return CliRunner().invoke(main, [*WRITERS[option], name, str(path)])
+    return command.run(*WRITERS[option], name, path)
 
 
-def refused(result) -> str:
-    assert result.exit_code == 2, result.output
-    assert result.stderr.startswith("cupyconv: error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
+def not_written(option, path) -> str:
+    """Return the error of a command that cannot write."""
+    _, name = option.split()
+    return command.refused(*WRITERS[option], name, path)
 
 
 @pytest.mark.parametrize("option", WRITERS)
@@ -187,7 +185,9 @@ def test_output_may_be_a_device(tmp_path, option):
 @pytest.mark.parametrize("option", WRITERS)
 def test_full_device_is_reported(tmp_path, option):
     full = device(tmp_path, "full")
-    line = refused(write(option, full))
+    result = write(option, full)
+    line = result.stderr
+    assert (result.exit_code, line.count("\n")) == (2, 1), result.output
     assert f"{full}: No space left on device" in line
     assert full.is_char_device()
 
@@ -209,10 +209,10 @@ def test_output_may_be_a_pipe(tmp_path, option):
 @pytest.mark.parametrize("option", WRITERS)
 def test_folders_and_missing_folders_are_rejected_at_once(tmp_path, option, monkeypatch):
     monkeypatch.setattr(bench_run, "run", lambda *_: pytest.fail("the benchmark ran"))
-    assert f"{option.split()[1]} must be a file that can be written" in refused(
-        write(option, tmp_path)
+    assert f"{option.split()[1]} must be a file that can be written" in not_written(
+        option, tmp_path
     )
-    assert "there is no folder" in refused(write(option, tmp_path / "no" / "file"))
+    assert "there is no folder" in not_written(option, tmp_path / "no" / "file")
     assert os.listdir(tmp_path) == []
 
 
@@ -222,7 +222,7 @@ def test_invalid_paths_are_rejected(option, path):
     words = {**WRITERS, **READERS}[option]
     _, name = option.split()
     given = [path] if option in ("bench --compare", "model file") else [name, path]
-    line = refused(CliRunner().invoke(main, [*words, *given]))
+    line = command.refused(*words, *given)
     assert "must be the path of a file" in line
 
 
@@ -233,7 +233,7 @@ def test_an_endless_file_is_not_read_to_its_end(option):
     given = ["/dev/zero"] if option in ("bench --compare", "model file") else [name, "/dev/zero"]
     words = READERS.get(option, ("shapes",))
     words = (*words[:-1], "/dev/zero") if option == "bench --compare" else words
-    line = refused(CliRunner().invoke(main, [*words, *given]))
+    line = command.refused(*words, *given)
     assert re.search("the most that is read|must have at most|must be a .npy or .npz file", line)
 
 
@@ -242,7 +242,7 @@ def test_an_endless_file_is_not_read_to_its_end(option):
 def test_endless_standard_input_is_not_read_to_its_end(monkeypatch, words):
     monkeypatch.setattr(data, "available_memory", lambda: 1 << 20)
     with open("/dev/zero", "rb") as zeros:
-        line = refused(CliRunner().invoke(main, [*words, "-"], input=zeros))
+        line = command.refused(*words, "-", given=zeros)
     assert "standard input: it has more than" in line
 
 
@@ -336,14 +336,14 @@ def test_ignored_hang_up_does_not_end_the_program(tmp_path):
 
 def test_signal_handlers_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    CliRunner().invoke(main, ["shapes", *SMALL])
+    command.run("shapes", *SMALL)
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 def test_program_runs_in_any_thread():
     results = []
     thread = threading.Thread(
-        target=lambda: results.append(CliRunner().invoke(main, ["shapes", *SMALL]).exit_code)
+        target=lambda: results.append(command.run("shapes", *SMALL).exit_code)
     )
     thread.start()
     thread.join(30)
@@ -376,7 +376,7 @@ def test_dask_results_are_written_completely_or_not_at_all(tmp_path, monkeypatch
 
     monkeypatch.setattr(cd, "to_zarr", second_fails)
     monkeypatch.setattr(chunked, "adjoint", fail)
-    result = CliRunner().invoke(main, ["grads", *SMALL, "--dask", "--save", str(tmp_path / "out")])
+    result = command.run("grads", *SMALL, "--dask", "--save", tmp_path / "out")
     assert result.exit_code == 143
     assert written
     assert os.listdir(tmp_path) == []

@@ -7,12 +7,11 @@ import warnings
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError, operations, raw_ops
 from cupyconv import onnx as co
-from cupyconv.cli.main import main
+from tests.command import refused, run, said
 
 DTYPES = ("complex64", "complex128")
 LAYER = ["--input=2x4x8x9", "--filter=6x2x3x3", "--groups=2", "--stride=2", "--padding=same"]
@@ -30,10 +29,6 @@ def _no_warnings():
 def gaussian(*shape, seed=0, dtype="complex64"):
     numbers = np.random.default_rng(seed)
     return (numbers.integers(-3, 4, shape) + 1j * numbers.integers(-3, 4, shape)).astype(dtype)
-
-
-def run(*args):
-    return CliRunner().invoke(main, args, env={"COLUMNS": "100"})
 
 
 def test_raw_ops_accept_complex_numbers():
@@ -91,28 +86,23 @@ def test_dask_functions_accept_complex_numbers(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_grads_command_checks_complex_gradients(dtype, tmp_path):
     target = tmp_path / "results.npz"
-    result = run("grads", *LAYER, "--dtype", dtype, "--save", str(target), "--json")
-    assert result.exit_code == 0, result.output
-    assert dtype in result.stdout
+    assert dtype in said("grads", *LAYER, "--dtype", dtype, "--save", target, "--json")
     with np.load(target) as file:
         saved = dict(file)
     assert {array.dtype.name for array in saved.values()} == {dtype}
     dx = cupyconv.conv_backprop_input(saved["x"].shape, saved["w"], saved["dy"], **RULES)
     np.testing.assert_array_equal(saved["dx"], dx)
     files = [word for name in ("x", "w", "dy") for word in (f"--{name}", f"{target}:{name}")]
-    again = run("grads", *files, *LAYER[2:])
-    assert again.exit_code == 0, again.output
-    assert dtype in again.stdout
-    assert "8 checks, 0 failed" in again.stdout
-    assert "the real part of the inner product <y,dy>" in " ".join(again.stdout.split())
-    refused = run("grads", *files, *LAYER[2:], "--dtype", "float32")
-    assert refused.exit_code == 2
-    assert "and float32 has no imaginary part" in refused.stderr
+    again = said("grads", *files, *LAYER[2:])
+    assert dtype in again
+    assert "8 checks, 0 failed" in again
+    assert "the real part of the inner product <y,dy>" in " ".join(again.split())
+    error = refused("grads", *files, *LAYER[2:], "--dtype", "float32")
+    assert "and float32 has no imaginary part" in error
     words = ["--element", "dF[0,0,0,0]", *files[:2]]
-    told = run("explain", *LAYER, *words)
-    assert told.exit_code == 2
-    assert f"x is {dtype}, and float32 has no imaginary part" in told.stderr
-    assert run("explain", *LAYER, *words, "--dtype", dtype).exit_code == 0
+    error = refused("explain", *LAYER, *words)
+    assert f"x is {dtype}, and float32 has no imaginary part" in error
+    said("explain", *LAYER, *words, "--dtype", dtype)
 
 
 def test_wrong_complex_gradient_fails_its_checks(monkeypatch):
@@ -130,9 +120,8 @@ def test_wrong_complex_gradient_fails_its_checks(monkeypatch):
 
 
 def test_shapes_and_plans_accept_complex_dtypes():
-    result = run("shapes", *LAYER, "--dtype", "complex64", "--device", "sm_90a", "--json")
-    assert result.exit_code == 0, result.output
-    assert "cuda-generic" in result.stdout
+    words = ("--dtype", "complex64", "--device", "sm_90a", "--json")
+    assert "cuda-generic" in said("shapes", *LAYER, *words)
     problem = ConvProblem((2, 4, 8, 9), (6, 2, 3, 3), dtype="complex64", **RULES)
     assert "complex64" in str(problem)
     assert "complex64" in cupyconv.plan(problem, "cpu").to_json()
@@ -178,11 +167,10 @@ def test_terms_of_integers_are_printed_as_integers():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_generated_framework_code_computes_the_same(framework, dtype, tmp_path):
     pytest.importorskip("torch" if framework == "pytorch" else "jax")
-    code = run("explain", *LAYER, "--dtype", dtype, "--code", framework)
-    assert code.exit_code == 0, code.output
+    code = said("explain", *LAYER, "--dtype", dtype, "--code", framework)
     target = tmp_path / "ours.npz"
-    assert run("grads", *LAYER, "--dtype", dtype, "--save", str(target)).exit_code == 0
-    program = f"{code.stdout}\nnp.savez({str(tmp_path / 'theirs.npz')!r}, y=y, dx=dx, dw=dw)\n"
+    said("grads", *LAYER, "--dtype", dtype, "--save", target)
+    program = f"{code}\nnp.savez({str(tmp_path / 'theirs.npz')!r}, y=y, dx=dx, dw=dw)\n"
     subprocess.run([sys.executable, "-c", program], check=True)
     bound = {"complex64": 2e-6, "complex128": 4e-15}[dtype]
     with np.load(target) as ours, np.load(tmp_path / "theirs.npz") as theirs:
@@ -193,9 +181,8 @@ def test_generated_framework_code_computes_the_same(framework, dtype, tmp_path):
 
 @pytest.mark.parametrize("framework", ["tensorflow", "onnx"])
 def test_frameworks_without_complex_numbers_are_rejected(framework):
-    result = run("explain", *LAYER, "--dtype", "complex64", "--code", framework)
-    assert result.exit_code == 2
-    assert f"{framework} does not support complex64. Use pytorch or jax" in result.stderr
+    error = refused("explain", *LAYER, "--dtype", "complex64", "--code", framework)
+    assert f"{framework} does not support complex64. Use pytorch or jax" in error
     problem = ConvProblem((1, 1, 4), (1, 1, 2), dtype="complex64")
     with pytest.raises(ConvError, match="does not support complex64"):
         cupyconv.explain(problem).code(framework)
@@ -204,8 +191,7 @@ def test_frameworks_without_complex_numbers_are_rejected(framework):
 def test_pages_and_pictures_accept_complex_numbers(tmp_path):
     paths = [str(tmp_path / name) for name in ("page.html", "picture.svg")]
     words = ["--html", paths[0], "--svg", paths[1], "--element", "dF[0,0,0,0]"]
-    result = run("explain", *LAYER, "--dtype", "complex64", *words)
-    assert result.exit_code == 0, result.output
+    said("explain", *LAYER, "--dtype", "complex64", *words)
 
 
 def test_check_finds_a_wrong_imaginary_part(monkeypatch):
@@ -215,7 +201,7 @@ def test_check_finds_a_wrong_imaginary_part(monkeypatch):
         y = right(*given, **rules)
         return y if rules.get("impl") == "reference" else y + np.complex64(1j)
 
-    assert run("check", *LAYER, "--dtype", "complex64").exit_code == 0
+    said("check", *LAYER, "--dtype", "complex64")
     monkeypatch.setattr(operations, "conv_forward", off)
     result = run("check", *LAYER, "--dtype", "complex64", "--impl", "numpy", "--json")
     assert result.exit_code == 1

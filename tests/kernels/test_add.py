@@ -189,12 +189,6 @@ def test_an_addend_may_be_broadcast():
     assert (cupyconv.conv_forward(x, w, add=add) == 9).all()
 
 
-def test_an_empty_batch_takes_an_addend():
-    x, w = np.ones((0, 1, 3), np.float32), np.ones((2, 1, 2), np.float32)
-    y = cupyconv.conv_forward(x, w, add=np.ones((0, 2, 2), np.float32))
-    assert y.shape == (0, 2, 2)
-
-
 def test_a_prepared_filter_takes_an_addend():
     problem = ConvProblem((1, 2, 4, 4), (3, 2, 3, 3))
     data = integer_data(problem)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
-from math import prod
 
 import numpy as np
 import pytest
 
 from cupyconv import ConvError, ConvProblem
-from cupyconv.kernels.copies import shape_of
-from cupyconv.kernels.cost import ADDING_THREADS
 from cupyconv.kernels.gather import COPIES
 from cupyconv.kernels.strides import Strides, contiguous_strides, element_strides
-from cupyconv.launch import Part
 from cupyconv.planning import Device, Request, plan, plan_pass
 from cupyconv.planning.families import FAMILIES
 from cupyconv.planning.plan import contenders
@@ -22,7 +17,7 @@ from cupyconv.problem import PASSES
 from tests import agreement, emulator, views
 from tests.agreement import plan_with
 from tests.configurations import CASES, FAMILY_CASES, all_formats, in_formats, random_data
-from tests.launches import filter_form, prepare
+from tests.launches import filter_form
 
 pytestmark = pytest.mark.costly
 
@@ -69,42 +64,6 @@ def test_copies_of_one_or_both_operands_are_exact(number):
         )
         with emulator.settings(emulator.SCHEDULES[(number + turn) % 3]):
             agreement.require_exact(emulator, one, impl=made, precision=precision, arch=arch)
-
-
-@pytest.mark.parametrize("name", ["odd_channels", "pieces_of_8"])
-@pytest.mark.parametrize(
-    ("pass_", "roles"),
-    {"forward": "xwy", "backprop_input": "ywx", "backprop_filter": "yxw"}.items(),
-    ids=PASSES,
-)
-def test_copies_follow_the_sums_in_the_workspace(pass_, roles, name):
-    """Roles are those of A, B and the result; each split has float32 sums of the result."""
-    problem = PROBLEMS[name].replace(dtype="float16")
-    last, strides = in_formats(problem, "NHWC", "OHWI"), Strides.contiguous(problem)
-    for splits, (number, copied) in product((1, 2, 3), enumerate(COPIES[pass_])):
-        chosen = plan_with(problem, "cuda-gather", SM_80, splits=splits, copies=number)[pass_]
-        assert chosen.splits == splits
-        results = prod(shape_of(problem, roles[2]))
-        end = splits * results * 4 if splits > 1 else 0
-        places = {}
-        for role in copied:
-            places[role] = -(-end // 16) * 16
-            *rows, channels = shape_of(last, role)
-            end = places[role] + prod(rows) * -(-channels * 2 // 16) * 16
-        assert end == chosen.workspace_bytes
-        parts = {role: Part("workspace", offset) for role, offset in places.items()}
-        launches = prepare(chosen, problem, strides, SM_80)
-        entries = ["conv_arrange"] * bool(copied) + ["conv_gather", "conv_gather_reduce"]
-        assert [one.entry for one in launches] == entries[: len(entries) - (splits == 1)]
-        multiplied = launches[bool(copied)]
-        assert multiplied.arguments[:2] == tuple(parts.get(role, role) for role in roles[:2])
-        for one in launches:
-            if one.entry == "conv_arrange":
-                made = [one.arguments[at : at + 2] for at in range(0, 2 * len(copied), 2)]
-                assert dict(made) == parts
-            elif one is not multiplied:
-                pieces = results // dict(one.defines)["C_VECTOR"]
-                assert (one.grid, one.shared_bytes) == ((-(-pieces // ADDING_THREADS),), 0)
 
 
 @pytest.mark.parametrize("copies", [1, 2, BOTH])

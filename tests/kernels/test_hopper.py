@@ -17,7 +17,7 @@ import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.kernels import hopper
 from cupyconv.kernels.family import Choices
-from cupyconv.planning import Device, Request, plan_pass
+from cupyconv.planning import Device, Request
 from cupyconv.problem import PASSES
 from tests import agreement, emulator, launches
 from tests.agreement import compute, fits, plan_with
@@ -231,32 +231,6 @@ def test_products_must_sum_over_whole_lines(operands):
     for pass_ in PASSES:
         refusal = family.refuses(Request(narrow, pass_, Device.of(ARCH), precision))
         assert refusal.endswith("half filled by one group: groups have 31 and 64")
-
-
-def test_last_tile_of_tensors_beyond_32_bits():
-    """x and y have more than 2^32 elements; only the pages that the tile touches are allocated."""
-    problem = ConvProblem(
-        (1, 32_000, 33_000, 8), (8, 3, 3, 8), data_format="NHWC", filter_format="OHWI",
-        dtype="float16",
-    )  # fmt: skip
-    assert problem.needs_64bit_indexing
-    corner = 40
-    values, w = (
-        np.random.default_rng(seed).integers(-3, 4, shape).astype(np.float16)
-        for seed, shape in enumerate(((1, corner, corner, 8), problem.filter_shape))
-    )
-    arguments = {"data_format": "NHWC", "filter_format": "OHWI", "impl": "reference"}
-    expected = cupyconv.conv_forward(values, w, **arguments)
-    x = emulator.memory.lazy(problem.input_shape, np.float16, "x")
-    y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
-    x[:, -corner:, -corner:] = values
-    backend = emulator.convolutions.backend(ARCH)
-    backend.device = replace(backend.device, multiprocessors=2**29)  # a block for each tile
-    pass_plan = plan_pass(Request(problem, "forward", backend.device), "cuda-hopper")
-    with emulator.settings(blocks=[pass_plan.blocks // pass_plan.tile.defines["CLUSTER"] - 1]):
-        launches.run(backend, problem, pass_plan, x, emulator.memory.array(w, "w"), y)
-    assert (y[0, -1, -4:] == expected[0, -1, -4:]).all()
-    assert not y[0, : 1 << 8, 0].any()
 
 
 @pytest.mark.parametrize("places", [6, 32])

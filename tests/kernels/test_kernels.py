@@ -398,33 +398,21 @@ def test_nan_in_the_last_pixel_reaches_only_the_last_tap(impl, data_format):
     assert np.array_equal(got, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("impl", ["cuda-generic", "cuda-gather", "cuda-direct", "cuda-toeplitz"])
-def test_last_block_of_a_tensor_beyond_32_bits(impl):
-    """x and y have more than 2^32 elements; only the pages that the block touches are allocated."""
-    size = 65_600
-    problem = ConvProblem((1, 1, size, size), (1, 1, 3, 3), dtype="float16")
-    assert problem.needs_64bit_indexing
-    corner = 40
-    values = np.random.default_rng(0).integers(-3, 4, (1, 1, corner, corner)).astype("float16")
-    w = np.random.default_rng(1).integers(-3, 4, problem.filter_shape).astype("float16")
-    expected = cupyconv.conv_forward(values, w, impl="reference")
+FAR = ConvProblem((1, 1, 65_600, 65_600), (1, 1, 3, 3), dtype="float16")
+FAR_LAST = ConvProblem((1, 32_000, 33_000, 8), (8, 3, 3, 8), data_format="NHWC",
+                       filter_format="OHWI", dtype="float16")  # fmt: skip
 
-    x = emulator.memory.lazy(problem.input_shape, np.float16, "x")
-    y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
-    x[..., -corner:, -corner:] = values
-    backend = emulator.convolutions.backend("sm_80")
-    pass_plan = plan_pass(Request(problem, "forward", backend.device), impl)
-    if pass_plan.tiling:
-        request = Request(problem, "forward", backend.device)
-        tiles = FAMILIES[impl].geometry(request, pass_plan.tiling).work_tiles
-        pass_plan = replace(pass_plan, blocks=tiles)  # one work tile per block
-    else:
-        tiles = -(-problem.gemm("forward").gemm_m // pass_plan.tile.block_m)
-    last = pass_plan.blocks - 1
-    assert last == tiles - 1
-    with emulator.settings(blocks=[last]):
-        launches.run(backend, problem, pass_plan, x, emulator.memory.array(w, "w"), y)
-    written = expected[0, 0, -1, -4:]  # the last tile's part of the last row
-    assert written.any()
-    assert (y[0, 0, -1, -4:] == written).all()
-    assert not y[0, 0, : 1 << 10, 0].any()
+
+@pytest.mark.parametrize(
+    ("impl", "problem", "arch"),
+    [
+        *((f"cuda-{name}", FAR, "sm_80") for name in ("generic", "gather", "direct", "toeplitz")),
+        ("cuda-patch", FAR, "sm_80"),
+        ("cuda-hopper", FAR_LAST, "sm_90"),
+    ],
+    ids=lambda one: one if str(one).startswith("cuda") else "",
+)
+def test_last_block_of_a_tensor_beyond_32_bits(impl, problem, arch):
+    """x and y have more than 2^32 elements."""
+    assert problem.needs_64bit_indexing
+    launches.require_last_block(problem, impl, arch)

@@ -259,3 +259,30 @@ def test_cuda_generic_counts_blocks_before_launching():
     assert launch.grid == (2**31 - 1,)
     with pytest.raises(ConvError, match="counts up to 2,147,483,647 blocks, not 2,147,483,648"):
         prepare(2**31)
+
+
+PATCH = ConvProblem((1, 4, 9, 9), (8, 4, 3, 3), dtype="float16")
+TOEPLITZ = ConvProblem((1, 8, 9, 9), (8, 1, 3, 3), groups=8, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("layer", "changes", "pass_", "reason"),
+    [
+        (PATCH, {}, "backprop_input", "computes forward and backprop_filter"),
+        (PATCH, {"dtype": "float32"}, "forward", "precision='tf32' permits"),
+        (PATCH, {"dtype": "float64"}, "forward", "tensor cores for float64"),
+        (PATCH, {"filter_shape": (8, 2, 3, 3), "groups": 2}, "forward", "single group, not 2"),
+        (PATCH, {"input_shape": (1, 9, 9, 9), "filter_shape": (8, 9, 3, 3)}, "forward", "not 9"),
+        (PATCH, {"input_shape": (1, 4, 99, 99), "filter_shape": (8, 4, 33, 33)}, "forward",
+         "do not fit"),
+        (TOEPLITZ, {"dtype": "float32"}, "forward", "16-bit"),
+        (TOEPLITZ, {"stride": 2}, "forward", "stride 1"),
+        (TOEPLITZ, {"dilation": 2}, "forward", "dilation 1"),
+        (TOEPLITZ, {"filter_shape": (16, 1, 3, 3)}, "forward", "one filter per channel"),
+        (TOEPLITZ, {"input_shape": (1, 8, 9, 300), "filter_shape": (8, 1, 3, 65)}, "forward",
+         "up to 64 taps, not 65"),
+    ],
+)  # fmt: skip
+def test_unsupported_layers_are_refused_with_a_reason(layer, changes, pass_, reason):
+    family = FAMILIES["cuda-patch" if layer is PATCH else "cuda-toeplitz"]
+    assert reason in family.refuses(Request(layer.replace(**changes), pass_, Device.of("sm_86")))

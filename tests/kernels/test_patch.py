@@ -1,7 +1,5 @@
 """cuda-patch: its results in the emulator, and the layers that it is planned for."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ from cupyconv import ConvProblem
 from cupyconv.kernels import parameters, patch
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import Device, Request, plan_pass
-from cupyconv.planning.families import FAMILIES
 from tests import agreement, emulator, launches
 from tests.configurations import in_formats, integer_data, random_data
 
@@ -89,38 +86,12 @@ def test_patch_loads_have_the_planned_bank_conflicts(pass_):
     assert sum(one.wavefronts for one in loads) == rows.conflicts * requests
 
 
-def _only_the_last_tile(problem):
-    """Run only the last block of the forward pass, and return whether its last output is right.
-
-    The grid has a block for each tile, and only the pages that the last block touches are
-    allocated.
-    """
-    backend = emulator.convolutions.backend("sm_80")
-    backend.device = replace(backend.device, multiprocessors=2**40)
-    pass_plan = plan_pass(Request(problem, "forward", backend.device), IMPL)
-    height, width = problem.filter_sizes
-    values = np.random.default_rng(0).integers(1, 4, (height, width)).astype("float16")
-    w = np.random.default_rng(1).integers(1, 4, problem.filter_shape).astype("float16")
-    x = emulator.memory.lazy(problem.input_shape, np.float16, "x")
-    y = emulator.memory.lazy(problem.output_shape, np.float16, "y")
-    x[0, 0, -height:, -width:] = values
-    made = patch.geometry(Request(problem, "forward", backend.device), pass_plan.tiling)
-    with emulator.settings(blocks=[made.work_tiles - 1]):
-        launches.run(backend, problem, pass_plan, x, emulator.memory.array(w, "w"), y)
-    return y[0, 0, -1, -1] == (values * w[0, 0]).sum()
-
-
-def test_last_block_of_a_tensor_beyond_32_bits():
-    """x and y have more than 2^32 elements."""
-    assert _only_the_last_tile(ConvProblem((1, 1, 65_600, 65_600), (1, 1, 3, 3), dtype="float16"))
-
-
 def test_indices_beyond_32_bits_under_a_whole_tile(monkeypatch):
     """The output has one row, in a tile of eight rows; the last row would be beyond 2^31."""
     problem = ConvProblem((1, 1, 3, 45_000_000), (1, 1, 3, 3), stride=(30, 1), dtype="float16")
     monkeypatch.setattr(patch, "_tilings", lambda _: [patch.Tiling(8, 16, filters=16, warps_k=0)])
     assert parameters.index_type(problem, Strides.contiguous(problem)) == "int"
-    assert _only_the_last_tile(problem)
+    launches.require_last_block(problem, IMPL)
 
 
 def test_offsets_of_missing_filters_do_not_overflow():
@@ -152,21 +123,3 @@ def test_planner_uses_cuda_patch_only_for_first_layers():
                 for pass_ in TAKEN:
                     planned = plan_pass(Request(laid_out, pass_, Device.of(arch))).implementation
                     assert (planned == IMPL) == taken, f"{pass_} of {laid_out} on {arch}: {planned}"
-
-
-@pytest.mark.parametrize(
-    ("changes", "pass_", "reason"),
-    [
-        ({}, "backprop_input", "computes forward and backprop_filter"),
-        ({"dtype": "float32"}, "forward", "precision='tf32' permits"),
-        ({"dtype": "float64"}, "forward", "tensor cores for float64"),
-        ({"filter_shape": (8, 2, 3, 3), "groups": 2}, "forward", "single group, not 2"),
-        ({"input_shape": (1, 9, 9, 9), "filter_shape": (8, 9, 3, 3)}, "forward", "not 9"),
-        ({"input_shape": (1, 4, 99, 99), "filter_shape": (8, 4, 33, 33)}, "forward", "do not fit"),
-    ],
-)
-def test_unsupported_layers_are_refused_with_a_reason(changes, pass_, reason):
-    problem = ConvProblem((1, 4, 9, 9), (8, 4, 3, 3), dtype="float16").replace(**changes)
-    refusal = FAMILIES[IMPL].refuses(Request(problem, pass_, Device.of("sm_86")))
-    assert refusal is not None
-    assert reason in refusal

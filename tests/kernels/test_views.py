@@ -29,41 +29,174 @@ FEW_FILTERS = ConvProblem(
 SIGNAL = ConvProblem((1, 130, 23), (1, 130, 5), padding=4, dtype="float64")
 VOLUME = ConvProblem((1, 24, 3, 4, 6), (2, 24, 2, 3, 1), padding=(1, 0, 0), dtype="float32")
 
+STEM = ConvProblem((2, 3, 8, 12), (24, 3, 7, 7), stride=2, padding=3, dtype="float16")
+UNEVEN = ConvProblem((1, 2, 9, 12), (8, 2, 3, 5), stride=(2, 3), padding=((1, 2), (4, 0)))
+PATCHES = ConvProblem((3, 3, 20, 15), (72, 3, 5, 5), stride=5, dtype="float16")
+ONE_CHANNEL = ConvProblem((2, 1, 24), (8, 1, 3), stride=4, padding=1, dtype="float64")
+CUBES = ConvProblem(
+    (1, 2, 4, 6, 6), (40, 2, 3, 3, 4), stride=(2, 3, 1), padding=1, dilation=(1, 1, 2)
+)
+WIDE = ConvProblem((1, 24, 4, 8), (64, 24, 3, 3), stride=(2, 4), padding=1, dtype="float16")
 
-def require_exact(problem, name, pass_, arch="sm_80", precision="ieee", **how):
-    made = plan_of_view(problem, name, pass_, arch, precision=precision, **how)
-    agreement.require_exact(
-        *(emulator, problem), impl=made, precision=precision, arch=arch, passes=(pass_,)
-    )
+GROUPS_OF_4 = ConvProblem(
+    (2, 24, 7, 6), (24, 4, 3, 2), groups=6, padding=((1, 0), (0, 2)), stride=(1, 2), dtype="float16"
+)
+GROUPS_OF_8 = ConvProblem((1, 128, 5, 6), (128, 8, 3, 3), groups=16, padding=1, dtype="float16")
+UNEVEN_GROUPS = ConvProblem((1, 20, 19), (12, 5, 4), groups=4, dilation=2, padding=3)
+GROUPED_VOLUME = ConvProblem((1, 16, 3, 4, 6), (32, 2, 2, 3, 1), groups=8, padding=(1, 0, 0))
+HOPPER_VOLUME = ConvProblem((2, 64, 3, 4, 6), (32, 16, 2, 3, 1), groups=4, stride=(1, 2, 1))
+
+PASSES_OF = {
+    EXCHANGED: ("backprop_filter",),
+    FOLDED: ("backprop_input",),
+    MERGED: PASSES,
+}
+"""Passes that are computed as each kind of view."""
+
+GATHER, HOPPER = ("cuda-gather", "sm_80", "ieee"), ("cuda-hopper", "sm_90a", "tf32")
+"""Family, chip and precision."""
+
+EACH_FAMILY = pytest.mark.parametrize(("impl", "arch", "precision"), [GATHER, HOPPER])
 
 
-# -- x and dy exchanged ----------------------------------------------------------------------------
+def names_of(kind, problem, pass_, arch, impl, precision="ieee", **how):
+    """Return the names of the candidates' views of a kind."""
+    request = Request(problem, pass_, emulator.device(arch), precision, **how)
+    ranked = ranked_candidates(request, impl)
+    return sorted({one.view for one in ranked if one.view.endswith(kind)})
+
+
+def largest_of(kind, *given, **how):
+    """Return the name of a view that folds both strides, or merges many groups."""
+    return names_of(kind, *given, **how)[0 if kind == FOLDED else -1]
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+EXACT = (
+    (EXCHANGED, FEW_FILTERS, "float16", "ieee", "sm_80", "cuda-gather"),
+    (EXCHANGED, FEW_FILTERS, "bfloat16", "ieee", "sm_80", "cuda-gather"),
+    (EXCHANGED, FEW_FILTERS, "float32", "tf32", "sm_80", "cuda-gather"),
+    (EXCHANGED, FEW_FILTERS, "float16", "ieee", "sm_75", "cuda-gather"),
+    (EXCHANGED, SIGNAL, "float64", "ieee", "sm_80", "cuda-gather"),
+    (EXCHANGED, VOLUME, "float32", "ieee", "sm_89", "cuda-gather"),
+    (FOLDED, STEM, "float16", "ieee", "sm_80", "cuda-gather"),
+    (FOLDED, STEM, "bfloat16", "tf32", "sm_90a", "cuda-hopper"),
+    (FOLDED, STEM, "float32", "tf32", "sm_90a", "cuda-hopper"),
+    (FOLDED, UNEVEN, "float32", "ieee", "sm_80", "cuda-gather"),
+    (FOLDED, PATCHES, "float16", "ieee", "sm_75", "cuda-gather"),
+    (FOLDED, PATCHES, "float16", "tf32", "sm_90a", "cuda-hopper"),
+    (FOLDED, ONE_CHANNEL, "float64", "ieee", "sm_80", "cuda-gather"),
+    (FOLDED, ONE_CHANNEL, "float16", "tf32", "sm_90a", "cuda-hopper"),
+    (FOLDED, CUBES, "float32", "ieee", "sm_86", "cuda-gather"),
+    (FOLDED, CUBES, "float16", "tf32", "sm_90a", "cuda-hopper"),
+    (FOLDED, WIDE, "float16", "tf32", "sm_90a", "cuda-hopper"),
+    (FOLDED, WIDE, "float32", "tf32", "sm_90a", "cuda-hopper"),
+    (MERGED, GROUPS_OF_4, "bfloat16", "ieee", "sm_80", "cuda-gather"),
+    (MERGED, GROUPS_OF_4, "float16", "ieee", "sm_75", "cuda-gather"),
+    (MERGED, UNEVEN_GROUPS, "float32", "tf32", "sm_80", "cuda-gather"),
+    (MERGED, UNEVEN_GROUPS, "float16", "ieee", "sm_80", "cuda-gather"),
+    (MERGED, GROUPED_VOLUME, "float32", "ieee", "sm_86", "cuda-gather"),
+    (MERGED, GROUPS_OF_8, "float16", "tf32", "sm_90a", "cuda-hopper"),
+    (MERGED, GROUPS_OF_8, "float32", "tf32", "sm_90a", "cuda-hopper"),
+    (MERGED, HOPPER_VOLUME, "bfloat16", "tf32", "sm_90a", "cuda-hopper"),
+)
 
 
 @pytest.mark.parametrize(
-    ("problem", "dtype", "precision", "arch"),
+    ("kind", "problem", "dtype", "precision", "arch", "impl", "pass_"),
+    [(*one, pass_) for one in EXACT for pass_ in PASSES_OF[one[0]]],
+)
+def test_views_give_exact_results(kind, problem, dtype, precision, arch, impl, pass_):
+    """Each memory order uses another view, tile, number of splits, or copy."""
+    for number, one in enumerate(
+        all_formats(problem.replace(dtype=dtype))[:: 1 + (kind == MERGED)]
+    ):
+        names = names_of(kind, one, pass_, arch, impl, precision)
+        how = {"precision": precision, "impl": impl, "number": (2 + (kind == EXCHANGED)) * number}
+        made = plan_of_view(one, names[number % len(names)], pass_, arch, **how)
+        how = {"impl": made, "precision": precision, "arch": arch}
+        agreement.require_exact(emulator, one, passes=(pass_,), **how)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem", "pass_", "view", "family"),
     [
-        (FEW_FILTERS, "float16", "ieee", "sm_80"),
-        (FEW_FILTERS, "bfloat16", "ieee", "sm_80"),
-        (FEW_FILTERS, "float32", "tf32", "sm_80"),
-        (FEW_FILTERS, "float16", "ieee", "sm_75"),
-        (SIGNAL, "float64", "ieee", "sm_80"),
-        (VOLUME, "float32", "ieee", "sm_89"),
+        *product([EXCHANGED], [FEW_FILTERS], PASSES[2:], views.KINDS, [GATHER]),
+        *product(
+            [FOLDED], [in_formats(STEM, "NHWC", "HWIO")], PASSES[1:2], views.KINDS, [GATHER, HOPPER]
+        ),
+        *(
+            (MERGED, in_formats(GROUPS_OF_8, "NHWC", "OHWI"), *one)
+            for one in zip(cycle(PASSES), views.KINDS, cycle([GATHER, HOPPER]))
+        ),
+    ],
+    ids=lambda one: getattr(one, "name", None),
+)
+def test_tensors_of_views_may_have_any_strides(kind, problem, pass_, view, family):
+    impl, arch, precision = family
+    operands = views.OPERANDS[pass_]
+    kinds = {name: view for name in operands if views.suits(problem, pass_, name, view)}
+    how = {"precision": precision, "strides": views.strides_of(problem, pass_, kinds)}
+    name = largest_of(kind, problem, pass_, arch, impl, **how)
+    made = plan_of_view(problem, name, pass_, arch, impl, **how)
+    views.require_exact(emulator, problem, pass_, kinds, impl=made, arch=arch, precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem", "pass_", "family"),
+    [
+        (FOLDED, STEM, "backprop_input", GATHER),
+        (FOLDED, STEM, "backprop_input", HOPPER),
+        (FOLDED, STEM.replace(dtype="float32"), "backprop_input", HOPPER),
+        *product([MERGED], [GROUPS_OF_8], PASSES[:2], [GATHER, HOPPER]),
     ],
 )
-def test_exchanged_operands_give_exact_filter_gradients(problem, dtype, precision, arch):
-    """Each memory order uses another candidate: another tile, number of splits or copy."""
-    for number, one in enumerate(all_formats(problem.replace(dtype=dtype))):
-        require_exact(one, EXCHANGED, "backprop_filter", arch, precision, number=3 * number)
+@pytest.mark.parametrize("data_format", ["NCHW", "NHWC"])
+def test_views_keep_bias_addend_and_activation(kind, problem, pass_, family, data_format):
+    """A bias has an element per channel of the result, not per folded channel; also with splits."""
+    filters = {"NCHW": "OIHW", "NHWC": "HWIO" if kind == MERGED else "OHWI"}[data_format]
+    problem, (impl, arch, precision) = in_formats(problem, data_format, filters), family
+    data, rules = integer_data(problem), {"activation": "relu", **problem.keywords}
+    function, source, addend = "conv_forward", data.x, data.dy
+    if pass_ == "backprop_input":
+        function, source, addend = "conv_transpose", data.dy, data.x
+        rules["output_shape"] = problem.input_shape
+    channels = addend.shape[problem.data_axes[1]]
+    bias = (np.arange(channels) - channels // 2).astype(source.dtype)
+    arguments, rules = (source, data.w, bias), {"add": addend, **rules}
+    expected = getattr(cupyconv, function)(*arguments, impl="reference", **rules)
+    name = largest_of(kind, problem, pass_, arch, impl, precision)
+    can_split = kind == FOLDED or pass_ == "forward" or impl == "cuda-hopper"
+    for splits in (1, 2)[: 1 + can_split]:
+        how = {"precision": precision, "splits": splits}
+        made = plan_of_view(problem, name, pass_, emulator.device(arch), impl, **how)
+        how = {"impl": made, "precision": precision, "arch": arch}
+        got = getattr(emulator, function)(*arguments, **rules, **how)
+        agreement.require_equal(got, expected, f"{problem} by {made}")
 
 
-@pytest.mark.parametrize("kind", views.KINDS, ids=lambda kind: kind.name)
-def test_exchanged_operands_may_have_any_strides(kind):
-    pass_ = "backprop_filter"
-    kinds = views.named(FEW_FILTERS, pass_, kind.name)
-    strides = views.strides_of(FEW_FILTERS, pass_, kinds)
-    made = plan_of_view(FEW_FILTERS, EXCHANGED, pass_, "sm_80", strides=strides)
-    views.require_exact(emulator, FEW_FILTERS, pass_, kinds, impl=made)
+@EACH_FAMILY
+@pytest.mark.parametrize(
+    ("kind", "problem", "pass_"),
+    [(FOLDED, STEM, "backprop_input"), *((MERGED, GROUPS_OF_8, pass_) for pass_ in PASSES)],
+)
+def test_prepared_filter_of_views_gives_the_same_bits(kind, problem, pass_, impl, arch, precision):
+    backend = emulator.convolutions.backend(arch)
+    strides = Strides.contiguous(problem)
+    request = Request(problem, pass_, backend.device, precision, strides=strides)
+    name = largest_of(kind, problem, pass_, arch, impl, precision)
+    how = {"precision": precision}
+    chosen = plan_of_view(problem, name, pass_, backend.device, impl, **how)[pass_]
+    form = backend.filter_form(request, chosen)
+    assert (form is None) == (pass_ == "backprop_filter")
+    if form:
+        data = random_data(problem)
+        emulator.convolutions.require_same_bits_if_prepared(backend, request, chosen, data)
+        assert chosen.workspace_bytes >= form.bytes
+
+
+# -- plans -----------------------------------------------------------------------------------------
 
 
 def test_hopper_offers_no_views_with_ieee():
@@ -108,106 +241,6 @@ def test_reasons_name_the_copied_tensor_of_the_caller():
     assert Plan.from_json(made.to_json()) == made
 
 
-# -- strides folded into channels ------------------------------------------------------------------
-
-STEM = ConvProblem((2, 3, 8, 12), (24, 3, 7, 7), stride=2, padding=3, dtype="float16")
-UNEVEN = ConvProblem((1, 2, 9, 12), (8, 2, 3, 5), stride=(2, 3), padding=((1, 2), (4, 0)))
-PATCHES = ConvProblem((3, 3, 20, 15), (72, 3, 5, 5), stride=5, dtype="float16")
-ONE_CHANNEL = ConvProblem((2, 1, 24), (8, 1, 3), stride=4, padding=1, dtype="float64")
-CUBES = ConvProblem(
-    (1, 2, 4, 6, 6), (40, 2, 3, 3, 4), stride=(2, 3, 1), padding=1, dilation=(1, 1, 2)
-)
-WIDE = ConvProblem((1, 24, 4, 8), (64, 24, 3, 3), stride=(2, 4), padding=1, dtype="float16")
-
-
-@pytest.mark.parametrize(
-    ("problem", "dtype", "precision", "arch", "impl"),
-    [
-        (STEM, "float16", "ieee", "sm_80", "cuda-gather"),
-        (STEM, "bfloat16", "tf32", "sm_90a", "cuda-hopper"),
-        (STEM, "float32", "tf32", "sm_90a", "cuda-hopper"),
-        (UNEVEN, "float32", "ieee", "sm_80", "cuda-gather"),
-        (PATCHES, "float16", "ieee", "sm_75", "cuda-gather"),
-        (PATCHES, "float16", "tf32", "sm_90a", "cuda-hopper"),
-        (ONE_CHANNEL, "float64", "ieee", "sm_80", "cuda-gather"),
-        (ONE_CHANNEL, "float16", "tf32", "sm_90a", "cuda-hopper"),
-        (CUBES, "float32", "ieee", "sm_86", "cuda-gather"),
-        (CUBES, "float16", "tf32", "sm_90a", "cuda-hopper"),
-        (WIDE, "float16", "tf32", "sm_90a", "cuda-hopper"),
-        (WIDE, "float32", "tf32", "sm_90a", "cuda-hopper"),
-    ],
-)
-def test_folded_strides_give_exact_input_gradients(problem, dtype, precision, arch, impl):
-    """Each memory order uses other axes, another tile, number of splits, or copy of dy."""
-    pass_ = "backprop_input"
-    for number, one in enumerate(all_formats(problem.replace(dtype=dtype))):
-        request = Request(one, pass_, emulator.device(arch), precision)
-        ranked = ranked_candidates(request, impl)
-        names = sorted({one.view for one in ranked if one.view})
-        assert names
-        name = names[number % len(names)]
-        require_exact(one, name, pass_, arch, precision, impl=impl, number=2 * number)
-
-
-EACH_FAMILY = pytest.mark.parametrize(
-    ("impl", "arch", "precision"),
-    [("cuda-gather", "sm_80", "ieee"), ("cuda-hopper", "sm_90a", "tf32")],
-)
-
-
-@pytest.mark.parametrize("kind", views.KINDS, ids=lambda kind: kind.name)
-@EACH_FAMILY
-def test_tensors_with_folded_strides_may_have_any_strides(kind, impl, arch, precision):
-    problem, pass_ = in_formats(STEM, "NHWC", "HWIO"), "backprop_input"
-    kinds = views.named(problem, pass_, kind.name)
-    strides = views.strides_of(problem, pass_, kinds)
-    how = {"precision": precision}
-    made = plan_of_view(problem, f"H and W {FOLDED}", pass_, arch, impl, strides=strides, **how)
-    views.require_exact(emulator, problem, pass_, kinds, impl=made, arch=arch, **how)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "impl", "arch", "precision"),
-    [
-        ("float16", "cuda-gather", "sm_80", "ieee"),
-        ("float16", "cuda-hopper", "sm_90a", "tf32"),
-        ("float32", "cuda-hopper", "sm_90a", "tf32"),
-    ],
-)
-@pytest.mark.parametrize("formats", [("NCHW", "OIHW"), ("NHWC", "OHWI")])
-def test_folded_strides_keep_bias_addend_and_activation(dtype, impl, arch, precision, formats):
-    """A bias has an element per channel of dx, not per folded channel; also with splits."""
-    problem = in_formats(STEM.replace(dtype=dtype), *formats)
-    data = integer_data(problem)
-    bias = np.arange(problem.C).astype(data.x.dtype) - 1
-    rules = {"output_shape": problem.input_shape, "activation": "relu", **problem.keywords}
-    expected = cupyconv.conv_transpose(data.dy, data.w, bias, impl="reference", add=data.x, **rules)
-    device = emulator.device(arch)
-    for wanted in (1, 2):
-        made = plan_of_view(
-            *(problem, f"H and W {FOLDED}", "backprop_input", device, impl),
-            precision=precision,
-            splits=wanted,
-        )
-        how = {"impl": made, "precision": precision, "arch": arch}
-        got = emulator.conv_transpose(data.dy, data.w, bias, add=data.x, **rules, **how)
-        agreement.require_equal(got, expected, f"{problem} by {impl}")
-
-
-@EACH_FAMILY
-def test_prepared_filter_of_folded_strides_gives_the_same_bits(impl, arch, precision):
-    data, strides = random_data(STEM), Strides.contiguous(STEM)
-    backend = emulator.convolutions.backend(arch)
-    request = Request(STEM, "backprop_input", backend.device, precision, strides=strides)
-    made = plan_of_view(
-        STEM, f"H and W {FOLDED}", "backprop_input", backend.device, impl, precision=precision
-    )
-    chosen = made["backprop_input"]
-    emulator.convolutions.require_same_bits_if_prepared(backend, request, chosen, data)
-    form = backend.filter_form(request, chosen)
-    assert chosen.workspace_bytes >= form.bytes
-
-
 def test_choices_of_a_view_do_not_depend_on_caches(monkeypatch):
     """Two threads that need the same view at the same time may each make it."""
     monkeypatch.setattr(kernel_views, "folded", kernel_views.folded.__wrapped__)
@@ -239,109 +272,6 @@ def test_strides_are_folded_if_that_is_faster():
         assert sorted(found) == expected
 
 
-# -- groups merged ---------------------------------------------------------------------------------
-
-GROUPS_OF_4 = ConvProblem(
-    (2, 24, 7, 6), (24, 4, 3, 2), groups=6, padding=((1, 0), (0, 2)), stride=(1, 2), dtype="float16"
-)
-GROUPS_OF_8 = ConvProblem((1, 128, 5, 6), (128, 8, 3, 3), groups=16, padding=1, dtype="float16")
-UNEVEN_GROUPS = ConvProblem((1, 20, 19), (12, 5, 4), groups=4, dilation=2, padding=3)
-GROUPED_VOLUME = ConvProblem((1, 16, 3, 4, 6), (32, 2, 2, 3, 1), groups=8, padding=(1, 0, 0))
-HOPPER_VOLUME = ConvProblem((2, 64, 3, 4, 6), (32, 16, 2, 3, 1), groups=4, stride=(1, 2, 1))
-
-
-def merged_names(problem, pass_, arch, impl, precision="ieee", **how):
-    request = Request(problem, pass_, emulator.device(arch), precision, **how)
-    ranked = ranked_candidates(request, impl)
-    return sorted({one.view for one in ranked if one.view.endswith(MERGED)})
-
-
-@pytest.mark.parametrize("pass_", PASSES)
-@pytest.mark.parametrize(
-    ("problem", "dtype", "precision", "arch", "impl"),
-    [
-        (GROUPS_OF_4, "bfloat16", "ieee", "sm_80", "cuda-gather"),
-        (GROUPS_OF_4, "float16", "ieee", "sm_75", "cuda-gather"),
-        (UNEVEN_GROUPS, "float32", "tf32", "sm_80", "cuda-gather"),
-        (UNEVEN_GROUPS, "float16", "ieee", "sm_80", "cuda-gather"),
-        (GROUPED_VOLUME, "float32", "ieee", "sm_86", "cuda-gather"),
-        (GROUPS_OF_8, "float16", "tf32", "sm_90a", "cuda-hopper"),
-        (GROUPS_OF_8, "float32", "tf32", "sm_90a", "cuda-hopper"),
-        (HOPPER_VOLUME, "bfloat16", "tf32", "sm_90a", "cuda-hopper"),
-    ],
-)
-def test_merged_groups_give_exact_results(problem, dtype, precision, arch, impl, pass_):
-    """Each memory order merges another number of groups, with another tile, copy or split."""
-    for number, one in enumerate([*all_formats(problem.replace(dtype=dtype))][::2]):
-        names = merged_names(one, pass_, arch, impl, precision)
-        name = names[number % len(names)]
-        require_exact(one, name, pass_, arch, precision, impl=impl, number=2 * number)
-
-
-@pytest.mark.parametrize(
-    ("kind", "pass_", "family"),
-    [
-        *zip(
-            views.KINDS,
-            cycle(PASSES),
-            cycle([("cuda-gather", "sm_80", "ieee"), ("cuda-hopper", "sm_90a", "tf32")]),
-        )
-    ],
-)
-def test_tensors_with_merged_groups_may_have_any_strides(kind, pass_, family):
-    problem, (impl, arch, precision) = in_formats(GROUPS_OF_8, "NHWC", "OHWI"), family
-    operands = views.OPERANDS[pass_]
-    kinds = {name: kind for name in operands if views.suits(problem, pass_, name, kind)}
-    how = {"precision": precision, "strides": views.strides_of(problem, pass_, kinds)}
-    name = merged_names(problem, pass_, arch, impl, **how)[-1]
-    made = plan_of_view(problem, name, pass_, arch, impl, **how)
-    views.require_exact(emulator, problem, pass_, kinds, impl=made, arch=arch, precision=precision)
-
-
-@EACH_FAMILY
-@pytest.mark.parametrize("formats", [("NCHW", "OIHW"), ("NHWC", "HWIO")])
-def test_merged_groups_keep_bias_addend_and_activation(impl, arch, precision, formats):
-    problem = in_formats(GROUPS_OF_8, *formats)
-    data = integer_data(problem)
-    rules = {"activation": "relu", **problem.keywords}
-    calls = {
-        "forward": ("conv_forward", data.x, data.dy, {}),
-        "backprop_input": (
-            *("conv_transpose", data.dy, data.x),
-            {"output_shape": problem.input_shape},
-        ),
-    }
-    for pass_, (function, source, addend, more) in calls.items():
-        bias = (np.arange(128) - 50).astype(source.dtype)
-        arguments, named = (source, data.w, bias), {"add": addend, **more, **rules}
-        expected = getattr(cupyconv, function)(*arguments, impl="reference", **named)
-        name = merged_names(problem, pass_, arch, impl, precision)[-1]
-        for splits in (1, 2) if pass_ == "forward" or impl == "cuda-hopper" else (1,):
-            made = plan_of_view(
-                *(problem, name, pass_, emulator.device(arch), impl),
-                precision=precision,
-                splits=splits,
-            )
-            how = {"impl": made, "precision": precision, "arch": arch}
-            got = getattr(emulator, function)(*arguments, **named, **how)
-            agreement.require_equal(got, expected, f"{problem} by {made}")
-
-
-@EACH_FAMILY
-def test_prepared_filter_of_merged_groups_gives_the_same_bits(impl, arch, precision):
-    data, strides = random_data(GROUPS_OF_8), Strides.contiguous(GROUPS_OF_8)
-    backend = emulator.convolutions.backend(arch)
-    for pass_ in PASSES:
-        request = Request(GROUPS_OF_8, pass_, backend.device, precision, strides=strides)
-        name = merged_names(GROUPS_OF_8, pass_, arch, impl, precision)[-1]
-        how = {"precision": precision}
-        chosen = plan_of_view(GROUPS_OF_8, name, pass_, backend.device, impl, **how)[pass_]
-        if pass_ == "backprop_filter":
-            assert backend.filter_form(request, chosen) is None
-        else:
-            emulator.convolutions.require_same_bits_if_prepared(backend, request, chosen, data)
-
-
 def test_groups_are_merged_if_that_is_faster():
     layer = ConvProblem((32, 512, 14, 14), (512, 16, 3, 3), groups=32, padding=1, dtype="float16")
     layer = in_formats(layer, "NHWC", "OHWI")
@@ -360,7 +290,7 @@ def test_groups_are_merged_if_that_is_faster():
         ({"dtype": "float64"}, []),
     ):
         for pass_ in PASSES:
-            names = merged_names(layer.replace(**change), pass_, "sm_80", "cuda-gather")
+            names = names_of(MERGED, layer.replace(**change), pass_, "sm_80", "cuda-gather")
             assert names == [f"{count} {MERGED}" for count in expected]
 
 

@@ -14,7 +14,6 @@ import cupyconv
 from cupyconv import (
     ConvError,
     ConvProblem,
-    ConvTypeError,
     DeviceError,
     arrays,
     cache_folder,
@@ -179,20 +178,6 @@ def test_unknown_option_values_are_rejected(folder, compilations, options, messa
     assert message in str(error.value)
     assert compilations == []
     assert not folder.exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "call"),
-    [
-        ("warm", lambda value: cupyconv.warm([SMALL, value], "sm_80")),
-        ("plan", lambda value: cupyconv.plan(value, "sm_80")),
-        ("prepare", lambda value: cupyconv.prepare(np.ones((3, 2, 3, 3)), value)),
-    ],
-)
-def test_functions_reject_what_is_not_a_problem(folder, compilations, name, call):
-    with pytest.raises(ConvTypeError, match=f"{name} takes a ConvProblem: got tuple. Make one"):
-        call(SMALL.input_shape)
-    assert compilations == []
 
 
 def test_warm_rejects_activations_of_complex_numbers(folder):

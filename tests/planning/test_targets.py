@@ -9,11 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, Plan, arrays, backends, cache_folder
-from cupyconv.cli.main import main
 from cupyconv.errors import DeviceError
 from cupyconv.gpu import capture, compiler, sources
 from cupyconv.gpu.runtime import variant_of
@@ -22,6 +20,7 @@ from cupyconv.launch import Launch
 from cupyconv.planning import Device, Request
 from cupyconv.planning.families import FAMILIES
 from cupyconv.problem import PASSES
+from tests import command
 from tests.configurations import in_formats
 
 LAYER = ConvProblem((8, 64, 28, 28), (64, 64, 3, 3), padding=1, dtype="float16")
@@ -199,10 +198,10 @@ def test_plan_with_an_impossible_target_is_rejected(fallback):
 def test_plan_command_prints_the_target(monkeypatch):
     monkeypatch.setattr(backends, "current_device", lambda: FITTED)
     words = ("plan", "--input", "8x64x28x28", "--filter", "64x64x3x3", "--dtype", "float16")
-    found = CliRunner().invoke(main, words)
-    assert SAID in " ".join(found.stdout.split())
-    assert "on a card sm_103 (kernels for sm_100)" in found.stdout
-    (layer,) = json.loads(CliRunner().invoke(main, (*words, "--json")).stdout)["layers"]
+    text = command.said(*words)
+    assert SAID in " ".join(text.split())
+    assert "on a card sm_103 (kernels for sm_100)" in text
+    (layer,) = command.parsed(*words)["layers"]
     assert layer["plans"][0]["device"]["fallback"] == "sm_100"
     assert SAID in layer["plans"][0]["times"]
 
@@ -235,13 +234,10 @@ def test_invalid_chip_names_are_rejected(name):
 def test_plan_command_accepts_chip_names():
     words = ("plan", "--input", "8x64x28x28", "--filter", "64x64x3x3", "--device")
     for name, nominal in (("sm_103", "10.0"), ("sm_130", "12.0")):
-        found = CliRunner().invoke(main, (*words, name))
-        assert found.exit_code == 0, found.output
-        assert f"on {name}\n" in found.stdout
-        assert f"for the chip of compute capability {nominal}" in " ".join(found.stdout.split())
-    found = CliRunner().invoke(main, (*words, "sm_800"))
-    assert (found.exit_code, found.stdout) == (2, "")
-    assert found.stderr.count("\n") == 1
+        text = command.said(*words, name)
+        assert f"on {name}\n" in text
+        assert f"for the chip of compute capability {nominal}" in " ".join(text.split())
+    command.refused(*words, "sm_800")
 
 
 # -- the commands warm and env ---------------------------------------------------------------------
@@ -259,9 +255,9 @@ def test_warming_compiles_for_the_target(release, monkeypatch, tmp_path):
     again = cupyconv.warm(SMALL, "sm_130", **how)
     assert again.compiled == ()
     assert "all cached" in again.summary
-    words = ("warm", "--input", "1x2x5x5", "--filter", "3x2x3x3", "--dtype", "float64", "--json")
+    words = ("warm", "--input", "1x2x5x5", "--filter", "3x2x3x3", "--dtype", "float64")
     more = ("--device", "sm_130", "--pass", "forward", "--impl", "cuda-generic")
-    (found,) = json.loads(CliRunner().invoke(main, (*words, *more)).stdout)["devices"]
+    (found,) = command.parsed(*words, *more)["devices"]
     assert (found["architecture"], found["target"]) == ("sm_130", "compute_90")
     assert found["compiled"] == 0
 
@@ -284,7 +280,7 @@ def test_env_names_the_target(release, monkeypatch, capability, known, target, s
     monkeypatch.setattr(arrays, "device_count", lambda: 1)
     runtime = arrays.cupy().cuda.runtime
     monkeypatch.setattr(runtime, "getDeviceProperties", lambda number: properties)
-    (gpu,) = json.loads(CliRunner().invoke(main, ("env", "--json")).stdout)["gpus"]
+    (gpu,) = command.parsed("env")["gpus"]
     assert (gpu["target"], gpu["usable"]) == (target, target is not None)
     assert (gpu["reason"] is None) == gpu["usable"]
-    assert said in " ".join(CliRunner().invoke(main, ("env",), terminal_width=300).stdout.split())
+    assert said in " ".join(command.said("env", COLUMNS="300").split())

@@ -238,9 +238,9 @@ def expanded(model: Any) -> tuple[int, int]:
         count = size = 0
         for node in nodes:
             key = _function_key(node.domain, node.op_type, node)
-            own = (
-                of_function(key, depth) if key in functions else (1, node.ByteSize() * (depth > 0))
-            )
+            own = 1, node.ByteSize() if depth else 0
+            if key in functions:
+                own = of_function(key, depth)
             for each in (own, *(of_nodes(graph.node, depth) for graph in inner_graphs(node))):
                 count, size = count + each[0], size + each[1]
         return count, size

@@ -372,7 +372,9 @@ def _chain_rule(problem: ConvProblem) -> Section:
     if len(found.first) > 1:
         title = "The chain rule, and why dx flips the filter"
         most = terms.SHOWN_FIRST + terms.SHOWN_LAST
-        pairs = sorted(zip(found.first, found.second, strict=True))[:most]
+        step = 1 if found.first.step > 0 else -1
+        shown = [numbers[::step][:most] for numbers in (found.first, found.second)]
+        pairs = [*zip(*shown, strict=True)]
         width = max(len(str(number)) for pair in pairs for number in pair) + 2
         end = " ..." if len(found.first) > most else ""
         rows = [

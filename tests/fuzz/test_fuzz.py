@@ -120,7 +120,7 @@ def test_data_sets_with_one_seed_are_judged_apart():
 @pytest.mark.thorough
 def test_random_cases_cover_every_feature():
     cases = []
-    attacked(cases.extend, 600)
+    attacked(cases.extend, 1200)
     views = [view for case in cases for view in case.views.values()]
     assert {case.operation for case in cases} == set(OPERATIONS)
     assert {case.dtype for case in cases} == set(oracle.DTYPES)

@@ -340,6 +340,7 @@ __device__ __forceinline__ unsigned long long describe(const void* start, int sw
         describe(operands + p.a_start / 16, p.a_swizzle, p.a_leading, p.a_stride);            \
     const unsigned long long b_descriptor =                                                   \
         describe(b_tile + p.b_start / 16, p.b_swizzle, p.b_leading, p.b_stride);              \
+    ptx::wgmma_keep(sums);                                                                    \
     ptx::wgmma_fence(sums);                                                                   \
     ptx::__VA_ARGS__(sums[0], a_descriptor, b_descriptor, p.scale_d);                         \
     ptx::wgmma_commit();                                                                      \

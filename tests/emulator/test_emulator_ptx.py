@@ -187,7 +187,7 @@ def test_builtins_of_source_and_ptx_agree() -> None:
     inputs = [memory.array(values) for values in (ints, floats, random.normal(size=64))]
     results = []
     for module in modules:
-        out = memory.empty((64, 40), np.uint32)
+        out = memory.empty((64, 48), np.uint32)
         counters = memory.array(np.zeros(4, np.uint32), read_only=False)
         module.get_function("builtins")((1,), (64,), (*inputs, out, counters))
         results.append((np.array(out), np.array(counters)))

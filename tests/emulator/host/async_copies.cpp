@@ -165,7 +165,7 @@ void mbarrier_arrive(uint64_t* address) {
   arrive_once(address, barrier, pc);
 }
 
-void mbarrier_arrive_expect_tx(uint64_t* address, uint32_t bytes) {
+void mbarrier_expect_tx(uint64_t* address, uint32_t bytes, bool arrive) {
   const uint32_t pc = EMULATOR_CALLER;
   Mbarrier& barrier = find_mbarrier(address, pc);
   barrier.bytes += bytes;
@@ -173,6 +173,7 @@ void mbarrier_arrive_expect_tx(uint64_t* address, uint32_t bytes) {
   if (barrier.bytes > kMaxTransactionBytes)
     report_fatal(ReportKind::kTransactionCount, pc, 0, "%ld bytes expected, the limit is %ld",
                  static_cast<long>(barrier.bytes), static_cast<long>(kMaxTransactionBytes));
+  if (!arrive) return;
   release_to(*barrier.arrivals, current);
   arrive_once(address, barrier, pc);
 }
@@ -511,11 +512,13 @@ static void perform_store(const LoadRequest& request, uint8_t* window, uint32_t 
   });
 }
 
-void tensor_store(const void* map, const void* source, int rank, const int* coordinates) {
+void tensor_store(const void* map, const void* source, int rank, const int* coordinates,
+                  bool im2col) {
   Fiber* self = current;
   const uint32_t pc = EMULATOR_CALLER;
   auto request = std::make_shared<LoadRequest>();
-  request->map = decode_map(map, rank, false, pc);
+  request->map = decode_map(map, rank, im2col, pc);
+  if (im2col) request->taps.assign(static_cast<size_t>(rank) - 2, 0);
   request->pc = pc;
   request->bytes = copy_bytes(request->map);
   memcpy(request->coordinates, coordinates, sizeof(int) * static_cast<size_t>(rank));

@@ -86,7 +86,7 @@ void synchronise_block() {
   wait_at(self, barrier, complete);
 }
 
-int synchronise_block_or(int predicate) {
+int synchronise_block_reduce(int predicate, BarrierReduction reduction) {
   Fiber* self = current;
   const uint32_t pc = EMULATOR_CALLER;
   NamedBarrier& barrier = self->block->barriers[0];
@@ -94,22 +94,31 @@ int synchronise_block_or(int predicate) {
   const bool complete = arrive(self, barrier, 0, true, pc);
   if (complete) {
     check_nobody_returned(self, pc);
-    barrier.reduction_result = 0;
-    for (int value : barrier.predicates) barrier.reduction_result |= value;
+    int count = 0;
+    for (int value : barrier.predicates) count += value;
+    const int total = static_cast<int>(barrier.predicates.size());
+    barrier.reduction_result = reduction == BarrierReduction::kOr    ? count > 0
+                               : reduction == BarrierReduction::kAnd ? count == total
+                                                                     : count;
   }
   wait_at(self, barrier, complete);
   // The next use of the barrier cannot complete before every thread has read this.
   return barrier.reduction_result;
 }
 
-void named_barrier(int id, int threads) {
+void named_barrier(int id, int threads, bool wait) {
   Fiber* self = current;
   const uint32_t pc = EMULATOR_CALLER;
   if (id < 0 || id >= kNamedBarriers || threads <= 0 || threads % kWarpSize)
     report_fatal(ReportKind::kBarrierDivergence, pc, 0,
                  "barrier %d for %d threads: ids are 0 to 15, counts multiples of 32", id, threads);
   NamedBarrier& barrier = self->block->barriers[id];
-  wait_at(self, barrier, arrive(self, barrier, threads, false, pc));
+  const bool complete = arrive(self, barrier, threads, false, pc);
+  if (wait) {
+    wait_at(self, barrier, complete);
+  } else if (complete) {
+    release_barrier(barrier);
+  }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -177,7 +186,7 @@ void warpgroup_meet(int operation, void* argument, CollectiveBody body, uint32_t
 // ---------------------------------------------------------------------------------------------
 // Warp operations
 // ---------------------------------------------------------------------------------------------
-enum WarpOperation { kSyncWarp = 1, kBallot, kElect, kShuffle };
+enum WarpOperation { kSyncWarp = 1, kBallot, kMatch, kElect, kShuffle };
 
 static Fiber* lane_fiber(unsigned lane) {
   return current->block->fibers[current->warp * kWarpSize + lane];
@@ -249,6 +258,29 @@ unsigned ballot(unsigned mask, bool predicate) {
   };
   warp_meet(kBallot, mask, &argument, body, EMULATOR_CALLER);
   return argument.result;
+}
+
+unsigned match(unsigned mask, uint64_t key) {
+  VoteArgument argument = {key, 0};
+  auto body = [](void** arguments, unsigned) {
+    for (int lane = 0; lane < kWarpSize; lane++)
+      for (int other = 0; other < kWarpSize; other++)
+        if (arguments[lane] && arguments[other] &&
+            static_cast<VoteArgument*>(arguments[lane])->key ==
+                static_cast<VoteArgument*>(arguments[other])->key)
+          static_cast<VoteArgument*>(arguments[lane])->result |= 1u << other;
+  };
+  warp_meet(kMatch, mask, &argument, body, EMULATOR_CALLER);
+  return argument.result;
+}
+
+unsigned active_mask() {
+  // Fibers diverge freely, so all lanes that have not exited count as active.
+  unsigned mask = 0;
+  const unsigned present = full_warp_mask(current);
+  for (unsigned lane = 0; lane < kWarpSize; lane++)
+    if (present >> lane & 1 && lane_fiber(lane)->state != FiberState::kDone) mask |= 1u << lane;
+  return mask;
 }
 
 bool elect_one() {

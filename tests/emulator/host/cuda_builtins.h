@@ -54,12 +54,22 @@ void emulator_check_alignment(const void* address, size_t alignment) {
 // ---------------------------------------------------------------------------------------------
 EMULATOR_INLINE void __syncthreads() { emulator::synchronise_block(); }
 EMULATOR_INLINE int __syncthreads_or(int predicate) {
-  return emulator::synchronise_block_or(predicate);
+  return emulator::synchronise_block_reduce(predicate, emulator::BarrierReduction::kOr);
+}
+EMULATOR_INLINE int __syncthreads_and(int predicate) {
+  return emulator::synchronise_block_reduce(predicate, emulator::BarrierReduction::kAnd);
+}
+EMULATOR_INLINE int __syncthreads_count(int predicate) {
+  return emulator::synchronise_block_reduce(predicate, emulator::BarrierReduction::kCount);
 }
 EMULATOR_INLINE void __syncwarp(unsigned mask = 0xffffffffu) { emulator::synchronise_warp(mask); }
 EMULATOR_INLINE void __threadfence() { emulator::thread_fence(); }
 EMULATOR_INLINE void __threadfence_block() {}
+EMULATOR_INLINE void __threadfence_system() { emulator::thread_fence(); }
+EMULATOR_INLINE void __nanosleep(unsigned) {}
+EMULATOR_INLINE long long clock64() { return emulator::clock_cycles(); }
 EMULATOR_INLINE void __trap() { emulator::trap(); }
+EMULATOR_INLINE unsigned __activemask() { return emulator::active_mask(); }
 
 EMULATOR_INLINE unsigned __ballot_sync(unsigned mask, int predicate) {
   return emulator::ballot(mask, predicate != 0);
@@ -69,6 +79,12 @@ EMULATOR_INLINE int __any_sync(unsigned mask, int predicate) {
 }
 EMULATOR_INLINE int __all_sync(unsigned mask, int predicate) {
   return emulator::ballot(mask, predicate == 0) == 0;
+}
+template <class T>
+EMULATOR_INLINE unsigned __match_any_sync(unsigned mask, T value) {
+  uint64_t key = 0;
+  __builtin_memcpy(&key, &value, sizeof value);
+  return emulator::match(mask, key);
 }
 
 template <class T>
@@ -97,6 +113,7 @@ EMULATOR_INLINE T __shfl_xor_sync(unsigned mask, T value, int lanes, int width =
   return emulator_shuffle(mask, value, lanes, width, emulator::ShuffleMode::kXor);
 }
 
+
 // ---------------------------------------------------------------------------------------------
 // Atomics: checked by the runtime, then performed without instrumentation
 // ---------------------------------------------------------------------------------------------
@@ -121,9 +138,15 @@ EMULATOR_UNCHECKED T emulator_apply(T* address, Update update) {
     return emulator_apply(address, [value](T old) { return (T)(expression); }); \
   }
 EMULATOR_ATOMIC(atomicAdd, old + value)
+EMULATOR_ATOMIC(atomicSub, old - value)
 EMULATOR_ATOMIC(atomicExch, value)
 EMULATOR_ATOMIC(atomicMin, old < value ? old : value)
 EMULATOR_ATOMIC(atomicMax, old > value ? old : value)
+EMULATOR_ATOMIC(atomicAnd, old& value)
+EMULATOR_ATOMIC(atomicOr, old | value)
+EMULATOR_ATOMIC(atomicXor, old ^ value)
+EMULATOR_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
+EMULATOR_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 #undef EMULATOR_ATOMIC
 template <class T>
 EMULATOR_INLINE T atomicCAS(T* address, emulator_identity<T> compare, emulator_identity<T> value) {
@@ -131,6 +154,31 @@ EMULATOR_INLINE T atomicCAS(T* address, emulator_identity<T> compare, emulator_i
   return emulator_apply(address, [=](T old) { return old == compare ? value : old; });
 }
 
+// ---------------------------------------------------------------------------------------------
+// Loads and stores with cache hints
+// ---------------------------------------------------------------------------------------------
+#define EMULATOR_LOAD(name)            \
+  template <class T>                   \
+  EMULATOR_INLINE T name(const T* p) { \
+    return *p;                         \
+  }
+EMULATOR_LOAD(__ldg)
+EMULATOR_LOAD(__ldcg)
+EMULATOR_LOAD(__ldca)
+EMULATOR_LOAD(__ldcs)
+EMULATOR_LOAD(__ldlu)
+EMULATOR_LOAD(__ldcv)
+#undef EMULATOR_LOAD
+#define EMULATOR_STORE(name)                                    \
+  template <class T>                                            \
+  EMULATOR_INLINE void name(T* p, emulator_identity<T> value) { \
+    *p = value;                                                 \
+  }
+EMULATOR_STORE(__stwb)
+EMULATOR_STORE(__stcg)
+EMULATOR_STORE(__stcs)
+EMULATOR_STORE(__stwt)
+#undef EMULATOR_STORE
 EMULATOR_INLINE size_t __cvta_generic_to_shared(const void* p) {
   return emulator::shared_address(p);
 }
@@ -154,9 +202,19 @@ EMULATOR_INLINE long long __double_as_longlong(double v) { return emulator_bit_c
 EMULATOR_INLINE int __popc(unsigned v) { return __builtin_popcount(v); }
 EMULATOR_INLINE int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
 EMULATOR_INLINE int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
+EMULATOR_INLINE int __clzll(long long v) { return v ? __builtin_clzll((unsigned long long)v) : 64; }
 EMULATOR_INLINE int __ffs(int v) { return __builtin_ffs(v); }
+EMULATOR_INLINE int __ffsll(long long v) { return __builtin_ffsll(v); }
+EMULATOR_INLINE unsigned __brev(unsigned v) { return __builtin_bitreverse32(v); }
 EMULATOR_INLINE unsigned __umulhi(unsigned a, unsigned b) {
   return (unsigned)(((unsigned long long)a * b) >> 32);
+}
+EMULATOR_INLINE int __mulhi(int a, int b) { return (int)(((long long)a * b) >> 32); }
+EMULATOR_INLINE unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return (unsigned long long)(((unsigned __int128)a * b) >> 64);
+}
+EMULATOR_INLINE long long __mul64hi(long long a, long long b) {
+  return (long long)(((__int128)a * b) >> 64);
 }
 EMULATOR_INLINE unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   const unsigned long long bytes = (unsigned long long)b << 32 | a;
@@ -167,9 +225,16 @@ EMULATOR_INLINE unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) 
   }
   return result;
 }
+EMULATOR_INLINE unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
+  return (unsigned)((((unsigned long long)high << 32 | low) << (shift & 31)) >> 32);
+}
+EMULATOR_INLINE unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31));
+}
 
 // ---------------------------------------------------------------------------------------------
-// Arithmetic that differs from the C library: min and max of mixed types
+// Arithmetic that differs from the C library: min and max of mixed types, and intrinsics with an
+// explicit rounding.
 // ---------------------------------------------------------------------------------------------
 template <class A, class B>
 EMULATOR_INLINE std::common_type_t<A, B> min(A a, B b) {
@@ -183,6 +248,27 @@ EMULATOR_INLINE std::common_type_t<A, B> max(A a, B b) {
   if constexpr (std::is_floating_point_v<T>) return std::fmax((T)a, (T)b);
   return (T)a > (T)b ? (T)a : (T)b;
 }
+EMULATOR_INLINE float __fdividef(float a, float b) { return a / b; }
+// Macros, since a C library may define functions with these names.
+#define rsqrtf(v) (1.0f / sqrtf(v))
+#define rsqrt(v) (1.0 / sqrt(v))
+#define __expf(v) expf(v)
+#define __logf(v) logf(v)
+#define __sinf(v) sinf(v)
+#define __cosf(v) cosf(v)
+#define __powf(a, b) powf(a, b)
+EMULATOR_INLINE float __fadd_rn(float a, float b) { return a + b; }
+EMULATOR_INLINE float __fsub_rn(float a, float b) { return a - b; }
+EMULATOR_INLINE float __fmul_rn(float a, float b) { return a * b; }
+EMULATOR_INLINE float __fdiv_rn(float a, float b) { return a / b; }
+EMULATOR_INLINE float __frcp_rn(float a) { return 1.0f / a; }
+EMULATOR_INLINE float __fsqrt_rn(float a) { return sqrtf(a); }
+EMULATOR_INLINE float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+EMULATOR_INLINE double __dadd_rn(double a, double b) { return a + b; }
+EMULATOR_INLINE double __dmul_rn(double a, double b) { return a * b; }
+EMULATOR_INLINE double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
+EMULATOR_INLINE float __int2float_rn(int v) { return (float)v; }
+EMULATOR_INLINE float __saturatef(float v) { return v > 0.0f ? (v < 1.0f ? v : 1.0f) : 0.0f; }
 
 // ---------------------------------------------------------------------------------------------
 // Export: a record per kernel that describes its call (build.py writes EMULATOR_EXPORT lines)

@@ -25,11 +25,14 @@ __attribute__((const)) uint3 block_index();
 __attribute__((const)) uint3 block_extent();
 __attribute__((const)) uint3 grid_extent();
 __attribute__((const)) unsigned lane_index();
+// A clock that advances by 2^20 cycles with each read, so that loops that wait end soon.
+long long clock_cycles();
 
 // --- barriers and collectives (collectives.cpp) ---
+enum class BarrierReduction { kNone, kOr, kAnd, kCount };
 EMULATOR_MEETING void synchronise_block();
-EMULATOR_MEETING int synchronise_block_or(int predicate);
-EMULATOR_MEETING void named_barrier(int id, int threads);
+EMULATOR_MEETING int synchronise_block_reduce(int predicate, BarrierReduction reduction);
+EMULATOR_MEETING void named_barrier(int id, int threads, bool wait);
 EMULATOR_MEETING void synchronise_warp(unsigned mask);
 
 enum class ShuffleMode { kIndex, kUp, kDown, kXor };
@@ -37,6 +40,9 @@ enum class ShuffleMode { kIndex, kUp, kDown, kXor };
 EMULATOR_MEETING void shuffle(unsigned mask, uint32_t* value, int words, int operand, int width,
                               ShuffleMode mode);
 EMULATOR_MEETING unsigned ballot(unsigned mask, bool predicate);
+// The lanes of `mask` whose 64-bit key equals the caller's.
+EMULATOR_MEETING unsigned match(unsigned mask, uint64_t key);
+EMULATOR_MEETING unsigned active_mask();
 EMULATOR_MEETING bool elect_one();
 
 // --- memory ---
@@ -55,7 +61,7 @@ EMULATOR_MEETING void cp_async_wait(int groups_left);
 
 void mbarrier_init(uint64_t* barrier, uint32_t count);
 EMULATOR_MEETING void mbarrier_arrive(uint64_t* barrier);
-void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes);
+void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes, bool arrive);
 void mbarrier_arrive_cluster(uint32_t cluster_address);
 EMULATOR_MEETING bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity);
 void fence_mbarrier_init();
@@ -73,7 +79,9 @@ struct TensorLoad {
   unsigned block_mask;  // 0: this block only
 };
 void tensor_load(const TensorLoad& load);
-void tensor_store(const void* map, const void* source, int rank, const int* coordinates);
+// `im2col`: a column of pixels without offsets (im2col_no_offs).
+void tensor_store(const void* map, const void* source, int rank, const int* coordinates,
+                  bool im2col = false);
 void tensor_store_commit();
 void tensor_store_wait(int groups_left, bool read_only);
 void tensor_map_prefetch(const void* map);
@@ -89,7 +97,8 @@ EMULATOR_MEETING void mma_f64(double* d, double a, double b);
 struct WarpgroupMma {
   Element element;
   int n;
-  float* accumulators;  // n / 2 registers of this thread
+  float* accumulators;          // n / 2 registers of this thread
+  const uint32_t* a_registers;  // four, or null: A is in shared memory
   uint64_t a_descriptor;
   uint64_t b_descriptor;
   bool scale_d;

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "checker.h"
@@ -22,6 +23,11 @@ uint3 block_index() { return current->block->index; }
 uint3 block_extent() { return {running.block.x, running.block.y, running.block.z}; }
 uint3 grid_extent() { return {running.grid.x, running.grid.y, running.grid.z}; }
 unsigned lane_index() { return current->lane; }
+
+long long clock_cycles() {
+  static std::atomic<long long> cycles;
+  return cycles += 1 << 20;
+}
 
 // ---------------------------------------------------------------------------------------------
 // Shared memory: one window per block.  A variable gets its offset on first use, the same in all

@@ -137,7 +137,7 @@ __device__ __forceinline__ void cp_async_wait() {
 
 // --- named barriers ---
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
-  emulator::named_barrier(id, threads);
+  emulator::named_barrier(id, threads, true);
 }
 
 // --- mbarriers ---
@@ -149,7 +149,7 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier) {
 }
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(unsigned long long* barrier,
                                                           unsigned bytes) {
-  emulator::mbarrier_arrive_expect_tx(as_barrier(barrier), bytes);
+  emulator::mbarrier_expect_tx(as_barrier(barrier), bytes, true);
 }
 __device__ __forceinline__ void mbarrier_arrive_cluster(unsigned address) {
   emulator::mbarrier_arrive_cluster(address);
@@ -296,21 +296,21 @@ template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
 __device__ __forceinline__ void wgmma_m64_f16(float (&d)[N / 2], unsigned long long a_descriptor,
                                               unsigned long long b_descriptor, int scale_d) {
   check_wgmma_n<N>();
-  emulator::warpgroup_mma({emulator::Element::kF16, N, d, a_descriptor, b_descriptor,
+  emulator::warpgroup_mma({emulator::Element::kF16, N, d, nullptr, a_descriptor, b_descriptor,
                            scale_d != 0, TRANSPOSE_A != 0, TRANSPOSE_B != 0});
 }
 template <int N, int TRANSPOSE_A, int TRANSPOSE_B>
 __device__ __forceinline__ void wgmma_m64_bf16(float (&d)[N / 2], unsigned long long a_descriptor,
                                                unsigned long long b_descriptor, int scale_d) {
   check_wgmma_n<N>();
-  emulator::warpgroup_mma({emulator::Element::kBf16, N, d, a_descriptor, b_descriptor,
+  emulator::warpgroup_mma({emulator::Element::kBf16, N, d, nullptr, a_descriptor, b_descriptor,
                            scale_d != 0, TRANSPOSE_A != 0, TRANSPOSE_B != 0});
 }
 template <int N>
 __device__ __forceinline__ void wgmma_m64_tf32(float (&d)[N / 2], unsigned long long a_descriptor,
                                                unsigned long long b_descriptor, int scale_d) {
   check_wgmma_n<N>();
-  emulator::warpgroup_mma({emulator::Element::kTf32, N, d, a_descriptor, b_descriptor,
+  emulator::warpgroup_mma({emulator::Element::kTf32, N, d, nullptr, a_descriptor, b_descriptor,
                            scale_d != 0, false, false});
 }
 }  // namespace ptx

@@ -329,14 +329,34 @@ static void check_agreement(WgmmaArgument* const* threads) {
   const WarpgroupMma& first = threads[0]->operation;
   for (int i = 1; i < kWarpgroupSize; i++) {
     const WarpgroupMma& other = threads[i]->operation;
-    if (other.a_descriptor == first.a_descriptor && other.b_descriptor == first.b_descriptor &&
-        other.scale_d == first.scale_d)
-      continue;
+    const bool same = other.b_descriptor == first.b_descriptor && other.scale_d == first.scale_d &&
+                      (first.a_registers || other.a_descriptor == first.a_descriptor);
+    if (same) continue;
     current = threads[i]->fiber;
     report(ReportKind::kWarpgroupMma, threads[0]->pc, 0,
            "the descriptors of one wgmma differ between threads");
     return;
   }
+}
+
+static std::vector<float> read_a(WgmmaArgument* const* threads, int k_extent, PendingMma& pending) {
+  const WarpgroupMma& operation = threads[0]->operation;
+  if (!operation.a_registers) {
+    const Operand operand = {operation.element,
+                             decode_descriptor(operation.a_descriptor, threads[0]->pc),
+                             operation.transpose_a, threads[0]->pc};
+    return read_operand(operand, 64, k_extent, pending);
+  }
+  std::vector<float> values(static_cast<size_t>(64 * k_extent));
+  for (int warp = 0; warp < 4; warp++) {
+    float rows[16][16];
+    for (int lane = 0; lane < kWarpSize; lane++)
+      unpack_a(operation.element, k_extent, threads[warp * 32 + lane]->operation.a_registers, lane,
+               rows);
+    for (int row = 0; row < 16; row++)
+      std::copy(rows[row], rows[row] + k_extent, values.begin() + (warp * 16 + row) * k_extent);
+  }
+  return values;
 }
 
 // The latest wgmma in flight on the same accumulators, whose result this one accumulates.
@@ -369,10 +389,7 @@ static void multiply_in_warpgroup(void** arguments, unsigned) {
   pending.pc = threads[0]->pc;
   for (int i = 0; i < kWarpgroupSize; i++)
     pending.accumulators[i] = threads[i]->operation.accumulators;
-  const Operand a_operand = {operation.element,
-                             decode_descriptor(operation.a_descriptor, threads[0]->pc),
-                             operation.transpose_a, threads[0]->pc};
-  const std::vector<float> a = read_operand(a_operand, 64, k_extent, pending);
+  const std::vector<float> a = read_a(threads, k_extent, pending);
   const Operand b_operand = {operation.element,
                              decode_descriptor(operation.b_descriptor, threads[0]->pc),
                              operation.transpose_b, threads[0]->pc};
@@ -415,7 +432,8 @@ static void multiply_in_warpgroup(void** arguments, unsigned) {
 void warpgroup_mma(const WarpgroupMma& operation) {
   WgmmaArgument argument = {operation, current, EMULATOR_CALLER};
   const int kind = kMultiply + static_cast<int>(operation.element) + 4 * operation.n +
-                   2048 * operation.transpose_a + 4096 * operation.transpose_b;
+                   2048 * operation.transpose_a + 4096 * operation.transpose_b +
+                   8192 * (operation.a_registers != nullptr);
   warpgroup_meet(kind, &argument, multiply_in_warpgroup, argument.pc);
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .syntax import PtxError, elements, split_at_commas
 from .table import instruction
+from .warps import registers
 
 if TYPE_CHECKING:
     from .kernels import KernelWriter
@@ -77,7 +78,7 @@ def _arrive(writer: KernelWriter, operands: list[str], expect: str | None) -> st
         raise PtxError("mbarrier arrivals with a state or a count are not supported")
     barrier = f"reinterpret_cast<uint64_t*>({writer.pointer(operands[1], 'shared')})"
     if expect:
-        return f"emulator::mbarrier_arrive_expect_tx({barrier}, {writer.read(operands[2], 'u32')});"
+        return f"emulator::mbarrier_expect_tx({barrier}, {writer.read(operands[2], 'u32')}, true);"
     return f"emulator::mbarrier_arrive({barrier});"
 
 
@@ -136,14 +137,15 @@ def _tensor_load(
 @instruction(
     "TMA",
     r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.global\.shared::cta"
-    r"(\.tile)?\.bulk_group",
+    r"(\.tile|(?P<im2col>\.im2col_no_offs))?\.bulk_group",
 )
-def _tensor_store(writer: KernelWriter, operands: list[str], rank: str) -> str:
+def _tensor_store(writer: KernelWriter, operands: list[str], rank: str, im2col: str | None) -> str:
     tensor, values = _map_and_coordinates(writer, operands[0])
     source = writer.pointer(operands[1], "shared")
     return (
         f"const int coordinates[] = {{{', '.join(values)}}};"
-        f" emulator::tensor_store({tensor}, {source}, {rank}, coordinates);"
+        f" emulator::tensor_store({tensor}, {source}, {rank}, coordinates,"
+        f" {'true' if im2col else 'false'});"
     )
 
 
@@ -166,14 +168,15 @@ def _wgmma(writer: KernelWriter, operands: list[str], n: str, k: str, e: str) ->
     d, a, b, scale, negate_a, negate_b, *transposed = operands
     if (negate_a, negate_b) != ("1", "1"):
         raise PtxError("negated operands of wgmma are not supported")
-    if a.startswith("{"):
-        raise PtxError("operands of wgmma in registers are not supported")
-    transpose_a, transpose_b = transposed or ("0", "0")
+    in_registers = a.startswith("{")
+    transpose_b = transposed[-1] if transposed else "0"
+    transpose_a = transposed[0] if transposed and not in_registers else "0"
     element = {"f16": "kF16", "bf16": "kBf16", "tf32": "kTf32"}[e]
     scale = writer.read(scale, "pred") if scale in writer.registers else f"({scale} != 0)"
     return (
-        f"emulator::warpgroup_mma({{emulator::Element::{element}, {n},"
+        (registers(writer, "a", a, "u32") if in_registers else "")
+        + f"emulator::warpgroup_mma({{emulator::Element::{element}, {n},"
         f" reinterpret_cast<float*>({writer.accumulators(elements(d))}),"
-        f" {writer.read(a, 'u64')},"
+        f" {'a' if in_registers else 'nullptr'}, {0 if in_registers else writer.read(a, 'u64')},"
         f" {writer.read(b, 'u64')}, {scale}, {transpose_a} != 0, {transpose_b} != 0}});"
     )

@@ -14,21 +14,30 @@ _BLOCK_THREADS = "s32(blockDim.x * blockDim.y * blockDim.z + 31) & ~31"
 """Threads of a barrier without a thread count."""
 
 
-@instruction("barrier", r"(bar|barrier)(\.cta)?\.sync(\.aligned)?")
-def _bar_sync(writer: KernelWriter, operands: list[str]) -> str:
-    if operands == ["0"]:
+@instruction("barrier", r"(bar|barrier)(\.cta)?\.(?P<what>sync|arrive)(?P<aligned>\.aligned)?")
+def _bar_sync(writer: KernelWriter, operands: list[str], what: str, aligned: str | None) -> str:
+    if operands == ["0"] and what == "sync":
         return "__syncthreads();"
     number, *threads = (writer.read(one, "s32") for one in operands)
     count = threads[0] if threads else _BLOCK_THREADS
-    return f"emulator::named_barrier({number}, {count});"
+    wait = "true" if what == "sync" else "false"
+    return f"emulator::named_barrier({number}, {count}, {wait});"
 
 
-@instruction("barrier", r"(bar|barrier)(\.cta)?\.red(\.aligned)?\.or\.pred")
-def _bar_red(writer: KernelWriter, operands: list[str]) -> str:
+@instruction("barrier", r"(bar|barrier)(\.cta)?\.red(\.aligned)?\.(?P<how>or|and)\.pred")
+def _bar_red(writer: KernelWriter, operands: list[str], how: str) -> str:
     if operands[1] != "0" or len(operands) != 3:
         raise PtxError("reductions are supported by barrier 0 only")
     value = writer.read(operands[2], "pred")
-    return writer.write(operands[0], f"(__syncthreads_or({value}) != 0)")
+    return writer.write(operands[0], f"(__syncthreads_{how}({value}) != 0)")
+
+
+@instruction("barrier", r"(bar|barrier)(\.cta)?\.red(\.aligned)?\.popc\.u32")
+def _bar_popc(writer: KernelWriter, operands: list[str]) -> str:
+    if operands[1] != "0" or len(operands) != 3:
+        raise PtxError("reductions are supported by barrier 0 only")
+    value = writer.read(operands[2], "pred")
+    return writer.write(operands[0], f"u32(__syncthreads_count({value}))")
 
 
 @instruction("barrier", r"bar\.warp\.sync")

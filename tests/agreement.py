@@ -52,6 +52,8 @@ def candidate_with(
     """
     family = FAMILIES[impl]
     ranked = family.candidates(request)
+    view = min((one.view for one in ranked), key=len)  # "" unless all candidates have a view
+    ranked = [one for one in ranked if one.view == view]
     fitting = list(dict.fromkeys(one.tile for one in ranked))
     least = min((one.copies for one in ranked), key=len)  # () unless all candidates copy
     choices = Choices(
@@ -59,6 +61,7 @@ def candidate_with(
         tiling=ranked[0].tiling,
         splits=splits,
         copies=gather.COPIES[request.pass_][copies] if copies else least,
+        view=view,
     )
     found = family.candidate(request, choices)
     found = found or family.candidate(request, replace(choices, splits=1))

@@ -348,6 +348,8 @@ class Viewed(Family):
     def candidate(self, request: Request, choices: Choices) -> Candidate | None:
         view = _chosen(request, choices)
         if view is None:
+            if self._supported(request) and super().refuses(request) is not None:
+                return None  # the family computes the layer only through a view
             return super().candidate(request, choices)  # type: ignore[safe-super]
         of_view = view.request(request)
         if view not in self._supported(request):

@@ -379,3 +379,15 @@ def test_tf32_infinities_reach_only_their_readers(problem, pass_, operand, index
     )
     got = agreement.compute(emulator, pass_, problem, data, impl=made, **how)
     np.testing.assert_array_equal(got.ravel(), expected)
+
+
+def test_choices_keep_the_view_that_a_layer_needs():
+    """TMA cannot begin a copy at the second group's first channel."""
+    problem = ConvProblem(
+        (3, 4, 11, 7, 14), (1, 3, 3, 7, 2), stride=(1, 4, 1), dilation=(1, 2, 1), groups=2,
+        data_format="NDHWC", filter_format="DHWIO",
+    )  # fmt: skip
+    plan = cupyconv.plan(problem, "sm_90a", impl="cuda-hopper-bf16x6", precision="bf16x6")
+    assert plan.with_choices("backprop_filter", splits=2)["backprop_filter"].view
+    with pytest.raises(cupyconv.ConvError, match="must support the choices"):
+        plan.with_choices("backprop_filter", view="")

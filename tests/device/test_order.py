@@ -67,7 +67,7 @@ def require_right(problem, data):
 def split_layer(dtype="float16"):
     """Return a problem whose sums are split, so that passes use a workspace."""
     words = {"data_format": "NHWC", "filter_format": "OHWI"}
-    problem = cupyconv.ConvProblem((2, 4, 4, 256), (8, 3, 3, 256), dtype=dtype, **words)
+    problem = cupyconv.ConvProblem((2, 4, 4, 768), (8, 3, 3, 768), dtype=dtype, **words)
     assert cupyconv.plan(problem)["forward"].workspace_bytes
     return problem
 

@@ -376,7 +376,7 @@ def test_tensors_use_pytorchs_stream_and_memory(torch_with_cuda, dtype, order):
 @pytest.mark.parametrize("mode", ["Global", "ThreadLocal", "Relaxed"])
 def test_a_graph_keeps_the_workspace_of_its_calls(mode):
     """The call splits its sum, so each replay writes partial sums to the workspace."""
-    x, w = cupy.ones((2, 4, 4, 256), "float16"), cupy.ones((8, 3, 3, 256), "float16")
+    x, w = cupy.ones((2, 4, 4, 768), "float16"), cupy.ones((8, 3, 3, 768), "float16")
     words = {"data_format": "NHWC", "filter_format": "OHWI"}
     problem = cupyconv.ConvProblem(x.shape, w.shape, dtype="float16", **words)
     size = cupyconv.plan(problem)["forward"].workspace_bytes
@@ -393,7 +393,7 @@ def test_a_graph_keeps_the_workspace_of_its_calls(mode):
         for _ in range(3):
             y.fill(0)
             graph.launch(stream)
-            assert (cupy.asnumpy(y) == 1152).all()
+            assert (cupy.asnumpy(y) == 3456).all()
         assert all((one == 7).all() for one in others)
 
 

@@ -220,7 +220,7 @@ def test_what_is_measured_once_is_remembered(own_cache, monkeypatch):
 
 def test_no_more_memory_is_used_than_permitted(monkeypatch):
     # Few output pixels and a long sum, which the planner splits if a workspace is permitted.
-    x, w = np.ones((1, 3, 3, 512), "float16"), np.ones((8, 3, 3, 512), "float16")
+    x, w = np.ones((1, 3, 3, 768), "float16"), np.ones((8, 3, 3, 768), "float16")
     words = {"data_format": "NHWC", "filter_format": "OHWI"}
     free = cupyconv.plan(cupyconv.ConvProblem(x.shape, w.shape, dtype="float16", **words))
     assert free["forward"].workspace_bytes > 0
@@ -231,7 +231,7 @@ def test_no_more_memory_is_used_than_permitted(monkeypatch):
     with cupy.cuda.using_allocator(pool.malloc):
         assert cupyconv.conv_forward(*given, out=out, **words) is out
     assert pool.total_bytes() == 0
-    assert (out == 9 * 512).all()
+    assert (out == 9 * 768).all()
 
 
 # -- other libraries' arrays -----------------------------------------------------------------------

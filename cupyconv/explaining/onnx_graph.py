@@ -219,7 +219,7 @@ class Visit:
 
 
 def expanded(model: Any) -> tuple[int, int]:
-    """Return the nodes of a model with all function calls expanded, and the bytes of the copies.
+    """Return the number of nodes with all function calls expanded, and the bytes of the copies.
 
     Raises:
         ValueError: functions call each other in a circle, or too deeply.

@@ -628,8 +628,8 @@ def _inlined(path: str | Path, model: Any) -> Any:
             )
         if size > LARGEST_TEXT:
             raise ConvError(
-                f"the functions of a model must take at most {bytes_text(LARGEST_TEXT)} when each "
-                "call has a copy",
+                f"the copies of a model's functions, one for each call, must take at most "
+                f"{bytes_text(LARGEST_TEXT)}",
                 f"those of {path} take {bytes_text(size)}",
                 "Store large tensors in the graph, and pass them to the functions",
             )

@@ -56,6 +56,9 @@ LEAST_EVIDENCE = 32.0
 A search tries up to a million conventions, or 20 bits; the others are a margin.
 """
 
+ROUGH = 0.05
+"""Largest relative difference of a sampled element that agrees (hand-set)."""
+
 NEARBY = 1.5
 """Largest additional distance at which other conventions are sought after one fits, and at which
 plain sums are sought before a scale or an unknown bias (hand-set)."""
@@ -85,10 +88,6 @@ LEVELS = (
     Level("bfloat16", 2.0**-8, False),
 )
 """Precisions, from the finest to the coarsest; TF32 has the roundoff of float16."""
-
-ROUGH = 12 * LEVELS[-1].roundoff
-"""Largest relative difference of a sampled element that agrees: the bound of ``_level`` for the
-coarsest precision, where no products cancel."""
 
 _LEVEL_OF = {
     "float64": 1,

@@ -54,9 +54,7 @@ def calls(problem, impl):
 def test_repeated_call_enters_few_functions(ordinal, problem, impl, empty_kernels):
     with cupy.cuda.Device(ordinal):
         for name, call in calls(problem, impl).items():
-            for _ in range(3):
-                call()
-            found = entered(call)
+            found = entered(call, before=3)
             assert len(found) <= FUNCTION, (name, found)
 
 
@@ -95,9 +93,7 @@ def test_bound_call_enters_few_functions(empty_kernels):
         lambda: own(x, bias),
         lambda: gradient(x, dy),
     ):
-        for _ in range(3):
-            call()
-        found = entered(call)
+        found = entered(call, before=3)
         assert len(found) <= BOUND, found
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import io
-import multiprocessing
 import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 from tests import ROOT
+
+T, R = TypeVar("T"), TypeVar("R")
 
 CODE = {".py", ".cu", ".cuh", ".cpp", ".h", ".c", ".js", ".toml"}
 
@@ -69,6 +73,12 @@ def hand_set(text: str) -> Iterator[str]:
                 yield ast.unparse(node)
 
 
+def in_new_processes(function: Callable[[T], R], arguments: Iterable[T]) -> Iterator[R]:
+    """Yield the results of a function, each of a new process, whose caches are empty."""
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        yield from pool.map(function, arguments)
+
+
 def planned(pass_: str) -> tuple[int, int]:
     """Return the functions of cupyconv that a first ``plan_pass`` enters, and its ConvProblems."""
     from cupyconv import ConvProblem
@@ -96,8 +106,7 @@ def main() -> None:
     product = [path for path in tracked("cupyconv", "cli") if path.suffix == ".py"]
     texts = [path.read_text() for path in product]
     passes = ("forward", "backprop_input", "backprop_filter")
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        counts = pool.map(planned, passes, chunksize=1)
+    counts = list(in_new_processes(planned, passes))
     for value, what in (
         (sum(map(code_lines, texts)), "lines of Python in cupyconv and cli, without docstrings"),
         (lines("tests"), "lines of tests and their tools"),

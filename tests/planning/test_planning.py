@@ -1,7 +1,6 @@
 """Plans: deterministic, printable and replayable choices that the family and the chip support."""
 
 import json
-import multiprocessing
 import random
 from collections import Counter
 from dataclasses import replace
@@ -631,10 +630,9 @@ DENSE = ConvProblem(
 
 def test_cold_plan_enters_few_functions_and_checks_no_problem():
     """A new process has empty caches.  The passes entered 5,200 to 7,000 functions."""
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for functions, problems in pool.map(measures.planned, PASSES, chunksize=1):
-            assert functions < 2500
-            assert problems == 0
+    for functions, problems in measures.in_new_processes(measures.planned, PASSES):
+        assert functions < 2500
+        assert problems == 0
 
 
 # -- plans determine their launches ----------------------------------------------------------------

@@ -29,16 +29,19 @@ def record(kind: type[Kind], entry: Any) -> Kind:
 
     Args:
         kind: the dataclass.
-        entry: parsed JSON object, with the names of the dataclass's fields as keys.
+        entry: parsed JSON object, with the names of the dataclass's fields as keys, or an instance,
+            whose values are checked.
 
     Raises:
         ValueError: ``entry`` is not an object, lacks a field without a default, has an unknown
             field, or has a value of the wrong type.
     """
-    if not isinstance(entry, dict):
-        raise ValueError(f"a {kind.__name__} must be an object, got {shown(entry)}")
     hints = get_type_hints(kind)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    if type(entry) is kind:
+        entry = {name: getattr(entry, name) for name in known}
+    if not isinstance(entry, dict):
+        raise ValueError(f"a {kind.__name__} must be an object, got {shown(entry)}")
     for name in entry:
         if name not in known:
             raise ValueError(f"a {kind.__name__} has no field {shown(name)}")
@@ -61,7 +64,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return _value(type(inner[0]), value, where)
     if is_dataclass(hint):
         return record(hint, value)  # type: ignore[arg-type]  # a class, not an instance
-    if origin is tuple and isinstance(value, list):
+    if origin is tuple and isinstance(value, (list, tuple)):
         hints = (inner[0],) * len(value) if inner[-1] is Ellipsis else inner
         if len(hints) == len(value):
             return tuple(_value(item, v, where) for item, v in zip(hints, value, strict=True))

@@ -217,11 +217,12 @@ class Plan:
 
         Args:
             pass_: "forward", "backprop_input" or "backprop_filter".
-            choices: attributes of ``Choices`` by name.  Blocks and workspace are computed from the
-                other choices; ``blocks`` may be passed only if the pass has a ``tiling``.
+            choices: attributes of ``Choices`` by name.  The workspace is computed from the other
+                choices, and so are the blocks, except those of a ``tiling``.
 
         Raises:
-            ConvError: the kernel family does not support these choices for the problem.
+            ConvError: a choice is unknown or has a wrong type, or the kernel family does not
+                support these choices for the problem.
 
         >>> plan = cupyconv.plan(cupyconv.ConvProblem((8, 32, 56, 56), (64, 32, 3, 3)), "sm_80")
         >>> plan.with_choices("backprop_filter", splits=3)["backprop_filter"].splits
@@ -229,9 +230,13 @@ class Plan:
         """
         planned = self[pass_]
         request = Request(self.problem, pass_, self.device, planned.precision).reduced
-        changed = replace(planned, **{"blocks": 0, **choices})
-        candidate = planned.family.candidate(request, changed)
-        if candidate is None:
+        try:
+            given = vars(choices_of_json(Choices, choices, planned.implementation))
+        except ValueError as error:
+            raise ConvError("a plan must have valid choices", str(error), "") from None
+        chosen = {name: given[name] for name in choices}
+        candidate = planned.family.candidate(request, replace(planned, **{"blocks": 0, **chosen}))
+        if candidate is None or not chosen.items() <= vars(candidate).items():
             text = ", ".join(f"{name} = {value}" for name, value in choices.items())
             raise ConvError(
                 "the kernel family must support the choices of a plan",

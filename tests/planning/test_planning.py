@@ -15,6 +15,7 @@ from cupyconv import ConvError, ConvProblem, Plan
 from cupyconv.bench import suites
 from cupyconv.gpu.compiler import ARCHITECTURES
 from cupyconv.kernels import calibration, cost, direct, gather, parameters, patch, toeplitz
+from cupyconv.kernels.family import Tile
 from cupyconv.kernels.streaming import MOST_CHUNKS, chunk_counts
 from cupyconv.kernels.strides import Strides
 from cupyconv.planning import PRECISIONS, Device, Request, plan, plan_pass
@@ -723,6 +724,26 @@ def test_plan_prints_and_accepts_other_tilings():
         assert Plan.from_json(again.to_json()) == again
     with pytest.raises(ConvError, match=r"does not compute forward of .* with tiling = "):
         planned.with_choices("forward", tiling=replace(tiling, vector=7))
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ({"splits": "2"}, "Choices.splits must be int, got '2'"),
+        ({"splits": 2.0}, "Choices.splits must be int, got 2.0"),
+        ({"splits": True}, "Choices.splits must be int, got True"),
+        ({"tile": Tile(64.0, 64, 16, 128, ())}, "Tile.block_m must be int, got 64.0"),
+        ({"tiling": 3}, "'cuda-gather' has no tilings"),
+        ({"precision": "tf32"}, "a Choices has no field 'precision'"),
+        ({"blocks": 3}, "does not compute forward of .* with blocks = 3"),
+        ({"workspace_bytes": 1}, "does not compute forward of .* with workspace_bytes = 1"),
+    ],
+    ids=str,
+)
+def test_choices_that_a_plan_does_not_have_are_refused(choices, said):
+    problem = ConvProblem((8, 32, 56, 56), (64, 32, 3, 3))
+    with pytest.raises(ConvError, match=said):
+        plan(problem, "sm_80", "cuda-gather").with_choices("forward", **choices)
 
 
 @pytest.mark.parametrize("version", [None, 2])

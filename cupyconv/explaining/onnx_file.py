@@ -83,7 +83,7 @@ def read_content(path: str | Path, file: BinaryIO | None = None) -> bytes:
             return read_content(path, opened)
     size = _size(file)
     if size > MOST_BYTES:
-        raise _too_large(path, file.read(LARGEST_TEXT), bytes_text(size))
+        raise other_kind(path, file.read(LARGEST_TEXT)) or too_large(path, bytes_text(size))
     if size:
         return file.read()
     parts, total = [], 0  # a pipe, which may be endless
@@ -91,7 +91,7 @@ def read_content(path: str | Path, file: BinaryIO | None = None) -> bytes:
         parts.append(part)
         total += len(part)
     if total > MOST_BYTES:
-        raise _too_large(path, parts[0], "more")
+        raise other_kind(path, parts[0]) or too_large(path, "more")
     return b"".join(parts)
 
 
@@ -103,8 +103,9 @@ def _size(file: BinaryIO) -> int:
         return 0
 
 
-def _too_large(path: str | Path, head: bytes, size: str) -> ConvError:
-    return other_kind(path, head) or ConvError(
+def too_large(path: str | Path, size: str) -> ConvError:
+    """Return an error for a model of this size, which is more than MOST_BYTES."""
+    return ConvError(
         f"a model file must have at most {bytes_text(MOST_BYTES)}, the limit of protobuf",
         f"{path} has {size}",
         "Store the weights as external data",

@@ -8,14 +8,16 @@ evaluates small constants.  The limits below bound time and memory for every fil
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import chain
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupyconv.errors import LONGEST, ConvError
+from cupyconv.explaining.onnx_file import MOST_BYTES, too_large
 from cupyconv.explaining.onnx_operators import (
     CONVOLUTIONS,
     OWN_DOMAINS,
@@ -26,13 +28,16 @@ from cupyconv.explaining.onnx_operators import (
     plain_attributes,
 )
 from cupyconv.files import LARGEST_TEXT
-from cupyconv.problem import shape_text
+from cupyconv.problem import bytes_text, shape_text
 
 if TYPE_CHECKING:
     import numpy as np
 
 MOST_NODES = 50_000
-"""Largest number of nodes of a model with all function calls expanded (hand-set)."""
+"""Largest number of nodes and calls of a model with all function calls expanded (hand-set)."""
+
+_ENTRY_BYTES = 64
+"""Bytes of memory of a protobuf message or string, besides its content (rounded)."""
 
 MOST_CALLS = 100
 """Largest depth of nested function calls (the limit of onnx 1.23)."""
@@ -218,38 +223,82 @@ class Visit:
 # -- before the traversal --------------------------------------------------------------------------
 
 
-def expanded(model: Any) -> tuple[int, int]:
-    """Return the number of nodes with all function calls expanded, and the bytes of the copies.
+def require_expandable(path: str | Path, model: Any) -> None:
+    """Check that a model stays within the limits when each function call becomes a copy.
 
     Raises:
+        ConvError: the model would have too many nodes, or the copies would take too many bytes.
         ValueError: functions call each other in a circle, or too deeply.
     """
-    functions = {_function_key(f.domain, f.name, f): f for f in model.functions}
-    known: dict[tuple[str, str, str], tuple[int, int]] = {}
+    functions = {_function_key(f.domain, f.name, f): (f, _memory(f)) for f in model.functions}
+    count = size = 0
 
-    def of_function(key: tuple[str, str, str], depth: int) -> tuple[int, int]:
-        if key not in known:
-            if depth > MOST_CALLS:
-                raise ValueError(f"their calls are nested more than {MOST_CALLS} deep")
-            known[key] = of_nodes(functions[key].node, depth + 1)
-        return known[key]
-
-    def of_nodes(nodes: Any, depth: int) -> tuple[int, int]:
-        count = size = 0
+    def visit(nodes: Any, given: Mapping[str, Any], longest: int, depth: int) -> None:
+        nonlocal count, size
+        if depth > MOST_CALLS:
+            raise ValueError(f"their calls are nested more than {MOST_CALLS} deep")
         for node in nodes:
+            names, bound = (*node.input, *node.output), []
+            count, size = count + 1, size + longest * len(names)
+            for attribute in node.attribute:
+                reference = attribute.ref_attr_name
+                source = (reference and given.get(reference)) or (attribute, given)
+                size += _memory(source[0]) if reference else 0
+                bound.append((attribute.name, source))
             key = _function_key(node.domain, node.op_type, node)
-            own = 1, node.ByteSize() if depth else 0
-            if key in functions:
-                own = of_function(key, depth)
-            for each in (own, *(of_nodes(graph.node, depth) for graph in inner_graphs(node))):
-                count, size = count + each[0], size + each[1]
-        return count, size
+            callee, copied = functions.get(key, (None, 0))
+            size += copied
+            if count > MOST_NODES:
+                raise ConvError(
+                    f"a model must have at most {MOST_NODES:,} nodes and calls with its functions "
+                    "expanded",
+                    f"{path} has more",
+                    "Use a part of the model",
+                )
+            if size > LARGEST_TEXT:
+                raise ConvError(
+                    f"the copies of a model's functions, one for each call, must take at most "
+                    f"{bytes_text(LARGEST_TEXT)} of memory",
+                    f"those of {path} take more",
+                    "Store large tensors in the graph, and pass them to the functions",
+                )
+            for _, (attribute, scope) in bound:
+                for graph in _graphs_of(attribute):
+                    visit(graph.node, scope, longest, depth)
+            if callee:
+                passed: dict[str, Any] = {e.name: (e, {}) for e in callee.attribute_proto}
+                lengths = [longest, *(len(name.encode()) for name in names)]
+                visit(callee.node, passed | dict(bound), max(lengths), depth + 1)
 
-    return of_nodes(model.graph.node, 0)
+    visit(model.graph.node, {}, 0, 0)
+    if model.ByteSize() + size > MOST_BYTES:
+        raise too_large(path, "more with its functions expanded")
 
 
-def _function_key(domain: str, name: str, proto: Any) -> tuple[str, str, str]:
-    return _domain(domain), name, getattr(proto, "overload", "")
+def _memory(message: Any) -> int:
+    """Return about how many bytes a message takes in memory, never less than its size in a file."""
+    size = message.ByteSize() + _ENTRY_BYTES
+    for field, values in fields(message):
+        is_number = field.cpp_type not in (field.CPPTYPE_MESSAGE, field.CPPTYPE_STRING)
+        size += (8 if is_number else _ENTRY_BYTES) * len(values)
+    return size
+
+
+def fields(message: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """Yield the fields of a message and of the messages inside it, each with its values."""
+    for field, value in message.ListFields():
+        is_single = isinstance(value, (str, bytes, int, float)) or hasattr(value, "ListFields")
+        values = [value] if is_single else value
+        yield field, values
+        if field.type == field.TYPE_MESSAGE:
+            for inner in values:
+                yield from fields(inner)
+
+
+def _function_key(domain: str, name: str, proto: Any) -> str:
+    """Return the name of a function, as onnx joins it; other parts may join to the same name."""
+    parts = _domain(domain), name, getattr(proto, "overload", "")
+    return "::".join(parts if parts[2] else parts[:2])
 
 
 def _domain(name: str) -> str:

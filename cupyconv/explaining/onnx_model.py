@@ -21,7 +21,7 @@ from cupyconv.errors import ConvError, ConvTypeError, CupyconvError, install_com
 from cupyconv.explaining import onnx_graph
 from cupyconv.explaining.onnx_fields import Fields
 from cupyconv.explaining.onnx_file import damaged, other_kind, read_content
-from cupyconv.explaining.onnx_graph import MOST_NODES, Scope, Shape, Stored, Traversal, Visit
+from cupyconv.explaining.onnx_graph import Scope, Shape, Stored, Traversal, Visit
 from cupyconv.explaining.onnx_operators import (
     FUSED_ATTRIBUTES,
     OWN_DOMAINS,
@@ -36,7 +36,6 @@ from cupyconv.explaining.onnx_operators import (
 )
 from cupyconv.explaining.receptive import Field
 from cupyconv.explaining.transposed import output_padding
-from cupyconv.files import LARGEST_TEXT
 from cupyconv.formats import SPATIAL_AXES, data_formats, filter_formats
 from cupyconv.onnx import (
     conv_problem,
@@ -44,7 +43,7 @@ from cupyconv.onnx import (
     require_attributes,
     require_padding,
 )
-from cupyconv.problem import ITEMSIZE, ConvProblem, DtypeName, bytes_text, counted, shape_text
+from cupyconv.problem import ITEMSIZE, ConvProblem, DtypeName, counted, shape_text
 
 _CONVOLUTION = re.compile(r"Conv(olution)?(?![a-z])")
 """Pattern that matches a part of the name of every operator that convolves."""
@@ -619,21 +618,8 @@ def _inlined(path: str | Path, model: Any) -> Any:
     if not model.functions:
         return model
     try:
-        count, size = onnx_graph.expanded(model)
-        if count > MOST_NODES:
-            raise ConvError(
-                f"a model must have at most {MOST_NODES:,} nodes with its functions expanded",
-                f"{path} has {count:,}" if count < 10**18 else f"{path} has more than 10^18",
-                "Use a part of the model",
-            )
-        if size > LARGEST_TEXT:
-            raise ConvError(
-                f"the copies of a model's functions, one for each call, must take at most "
-                f"{bytes_text(LARGEST_TEXT)}",
-                f"those of {path} take {bytes_text(size)}",
-                "Store large tensors in the graph, and pass them to the functions",
-            )
         onnx_graph.mark_stored_values(model)
+        onnx_graph.require_expandable(path, model)
         return import_module("onnx.inliner").inline_local_functions(model)
     except ConvError:
         raise
@@ -642,16 +628,11 @@ def _inlined(path: str | Path, model: Any) -> Any:
         raise damaged(path, f"its functions cannot be expanded ({why})") from None
 
 
-def _require_texts(path: str | Path, message: Any) -> None:
-    """Check that every string of a message is UTF-8; protobuf returns bytes for other strings."""
-    for field, value in message.ListFields():
-        if field.type == field.TYPE_STRING:
-            texts = [value] if isinstance(value, (str, bytes)) else value
-            if any(isinstance(text, bytes) for text in texts):
-                raise damaged(path, f"its {field.name} is not UTF-8")
-        elif field.type == field.TYPE_MESSAGE:
-            for inner in [value] if hasattr(value, "ListFields") else value:
-                _require_texts(path, inner)
+def _require_texts(path: str | Path, model: Any) -> None:
+    """Check that every string of a model is UTF-8; protobuf returns bytes for other strings."""
+    for field, values in onnx_graph.fields(model):
+        if field.type == field.TYPE_STRING and any(isinstance(text, bytes) for text in values):
+            raise damaged(path, f"its {field.name} is not UTF-8")
 
 
 def _layer(

@@ -671,22 +671,83 @@ def nested(depth: int, calls: int):
 
 def test_nested_functions_have_a_limit(saved):
     begin = time.perf_counter()
-    line = refused(saved(nested(24, 2)))
-    assert "at most 50,000 nodes with its functions expanded" in line
-    assert "16,777,217" in line
-    assert "more than 10^18" in refused(saved(nested(90, 2)))
+    assert "at most 50,000 nodes and calls" in refused(saved(nested(90, 2)))
     assert "functions cannot be expanded" in refused(saved(nested(300, 1)))
     assert time.perf_counter() - begin < 20
     assert len(models.read(saved(nested(6, 2))).layers) == 1
 
 
-def test_copies_of_functions_have_a_limit(saved):
+def test_calls_of_empty_functions_have_a_limit(saved):
+    net = nested(24, 2)
+    del net.functions[-1].node[:]
+    assert "at most 50,000 nodes and calls" in refused(saved(net))
+
+
+def referring(operator: str, attribute: str, kind: str):
+    """Return a node whose attribute is the attribute "t" of the function that contains it."""
+    number = getattr(onnx.AttributeProto, kind)
+    reference = onnx.AttributeProto(name=attribute, ref_attr_name="t", type=number)
+    return onnx.NodeProto(op_type=operator, output=["unused"], attribute=[reference])
+
+
+def test_calls_in_passed_graphs_have_a_limit(saved):
+    net = nested(2, 20)
+    net.functions[0].node.extend([referring("If", "then_branch", "GRAPH")] * 2500)
+    calls = [onnx.NodeProto(op_type="F1", domain="own", input=["x"], output=["y"])]
+    graph = onnx.helper.make_attribute("t", onnx.GraphProto(node=calls))
+    net.graph.node[0].attribute.append(graph)
+    assert "at most 50,000 nodes and calls" in refused(saved(net))
+
+
+def pass_tensor(net):
+    net.graph.node[0].attribute.append(onnx.helper.make_attribute("t", weights("", (1 << 18,))))
+    net.functions[0].node.extend([referring("Constant", "value", "TENSOR")] * 100)
+
+
+def pass_long_name(net):
+    net.graph.node[0].output[0] = "h" * (1 << 20)
+    net.functions[0].node.extend([onnx.NodeProto(op_type="Relu", input=["b"])] * 100)
+
+
+def add_constant(net):
+    constant = onnx.helper.make_node("Constant", [], ["unused"], value=weights("", (1 << 17,)))
+    net.functions[1].node.append(constant)
+
+
+def add_constant_to_overload(net):
+    add_constant(net)
+    net.functions[1].name = "F::1"  # onnx joins the parts of both names to "own::F::1"
+    for call in net.functions[0].node:
+        call.op_type, call.overload = "F", "1"
+
+
+COPIED = {
+    "node": add_constant,
+    "node of an overload": add_constant_to_overload,
+    "passed tensor": pass_tensor,
+    "passed name": pass_long_name,
+    "type": lambda net: net.functions[1].value_info.add(name="v" * (1 << 19)),
+    "text": lambda net: setattr(net.functions[1], "doc_string", "d" * (1 << 19)),
+    "empty strings": lambda net: net.functions[1].node[0].attribute.add(strings=[b""] * 8_000),
+}
+"""Changes that make the 160 copies of a function, or the copies of an argument, large."""
+
+
+@pytest.mark.parametrize("change", COPIED.values(), ids=COPIED)
+def test_copies_of_functions_have_a_limit(saved, change):
     net = nested(2, 160)
-    constant = onnx.numpy_helper.from_array(np.zeros(1 << 17, "float32"))
-    net.functions[1].node.append(onnx.helper.make_node("Constant", [], ["unused"], value=constant))
-    line = refused(saved(net))
-    assert "at most 64.0 MiB" in line
-    assert "take 80." in line
+    del net.functions[1].node[1:]
+    net.functions[1].node[0].output[0] = "b"
+    assert len(models.read(saved(net)).layers) == 1
+    change(net)
+    assert "at most 64.0 MiB" in refused(saved(net))
+
+
+def test_expanded_model_has_the_limit_of_protobuf(saved, monkeypatch):
+    monkeypatch.setattr(onnx_graph, "MOST_BYTES", 10_000)
+    assert len(models.read(saved(function_model(1))).layers) == 1
+    with pytest.raises(ConvError, match="more with its functions expanded"):
+        models.read(saved(function_model(30)))
 
 
 def test_recursive_functions_are_rejected(saved):

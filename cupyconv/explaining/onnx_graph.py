@@ -411,7 +411,7 @@ class Traversal:
         self._schemas: dict[tuple[str, str], Any] = {}
         self._marked: dict[str, Stored] = {}
         self._computed: dict[tuple[Any, ...], Stored] = {}
-        self._bytes_left = LARGEST_TEXT  # The values of all constants share these bytes.
+        self._bytes_left = LARGEST_TEXT  # All values that are kept or read share these bytes.
         stored = {entry.name for entry in model.graph.initializer}
         stored |= {entry.values.name for entry in model.graph.sparse_initializer}
         self._used_sizes: set[str] = set()
@@ -598,7 +598,7 @@ class Traversal:
             node = _copied(node)
             del node.attribute[:]
             node.attribute.extend(known)
-        values = {name: fact.values for name, fact in facts.items() if fact.values is not None}
+        values = self._read(facts)
         try:
             types = onnx.shape_inference.infer_node_outputs(
                 schema,
@@ -656,6 +656,12 @@ class Traversal:
                 self._bytes_left -= array.nbytes
         return kept
 
+    def _read(self, facts: Mapping[str, Fact]) -> dict[str, np.ndarray]:
+        """Return the known values of tensors, and count them against the model's limit."""
+        values = {name: fact.values for name, fact in facts.items() if fact.values is not None}
+        self._bytes_left -= sum(array.nbytes for array in values.values())
+        return values if self._bytes_left >= 0 else {}
+
     def _evaluate(
         self, node: Any, scope: Scope, kinds: Mapping[str, Kind]
     ) -> dict[str, np.ndarray]:
@@ -666,7 +672,6 @@ class Traversal:
         facts = {name: scope[name] for name in node.input if name}
         if node.op_type not in EVALUATED or not kinds or not facts or not all(is_small):
             return {}
-        inputs = {name: fact.values for name, fact in facts.items()}
         if node.op_type in ("Shape", "Size"):
             ((name, fact), *others) = facts.items()
             sizes = [size for size in fact.shape if isinstance(size, int)]
@@ -678,7 +683,9 @@ class Traversal:
                 return {}
             # The evaluator reads only the shape: pass a view of one element, which takes no memory.
             inputs = {name: np.broadcast_to(np.zeros((), "bool"), sizes)}
-        if any(array is None for array in inputs.values()):
+        else:
+            inputs = self._read(facts)
+        if len(inputs) < len(facts):
             return {}
         reference = import_module("onnx.reference")
         try:

@@ -750,6 +750,22 @@ def test_expanded_model_has_the_limit_of_protobuf(saved, monkeypatch):
         models.read(saved(function_model(30)))
 
 
+def test_values_that_nodes_read_have_a_limit(saved, monkeypatch):
+    monkeypatch.setattr(onnx_graph, "LARGEST_TEXT", 1 << 20)
+    infer, values = onnx.shape_inference.infer_node_outputs, []
+
+    def counting(schema, node, types, data, **others):
+        values.extend(data.values())
+        return infer(schema, node, types, data, **others)
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_node_outputs", counting)
+    nodes = [node("Unsqueeze", ["x", "axes"], f"u{number}") for number in range(50)]
+    axes = onnx.numpy_helper.from_array(np.arange(4096), "axes")
+    net = build([*nodes, node("Conv", ["x", "w"], "c")], [X], [axes, SHARED[0]])
+    assert len(models.read(saved(net)).layers) == 1
+    assert 0 < sum(tensor.ByteSize() for tensor in values) < 1 << 20
+
+
 def test_recursive_functions_are_rejected(saved):
     net = nested(2, 1)
     net.functions[1].node[0].op_type, net.functions[1].node[0].domain = "F0", "own"

@@ -774,13 +774,12 @@ def _live_nodes(graph: Any) -> set[int]:
     return live
 
 
-def _names_read(graph: Any) -> Iterator[str]:
-    """Yield every name that the nodes and outputs of a graph read."""
-    yield from (entry.name for entry in graph.output)
+def _names_read(graph: Any) -> set[str]:
+    """Return every name that the nodes and outputs of a graph read."""
+    names = {entry.name for entry in graph.output}
     for node in graph.node:
-        yield from filter(None, node.input)
-        for inner in inner_graphs(node):
-            yield from _names_read(inner)
+        names.update(node.input, *map(_names_read, inner_graphs(node)))
+    return names
 
 
 def _copied(message: Any) -> Any:

@@ -2,8 +2,9 @@
 
 ``Truth`` compares every element of every result.  Every difference is divided by the sum of the
 absolute values of the element's terms, because rounding errors grow with the terms even where the
-terms cancel.  The bound is twice the error of plain summation, one term after another, in the same
-precision on the same data, plus one unit in the last place.
+terms cancel; numbers that underflow add ``least_scale``.  The bound is twice the error of plain
+summation, one term after another, in the same precision on the same data, plus one unit in the last
+place.
 
 ``Excerpt`` compares a part of one result of a large layer on random data.  It compares norms
 instead of elements.
@@ -23,7 +24,7 @@ import numpy as np
 
 from cupyconv import arrays, operations
 from cupyconv.cpu import naive
-from cupyconv.cpu.views import data_view, filter_view
+from cupyconv.cpu.views import accumulator_of, data_view, filter_view
 from cupyconv.planning import Impl, Precision
 from cupyconv.problem import PASSES, REAL_PART, RESULT, ConvProblem, DtypeName
 
@@ -44,8 +45,9 @@ SINGLE_ELEMENTS = 3
 _DEVIATIONS = 6
 """Ratio of the permitted difference of a slope to the bound of an element's difference (hand-set).
 
-A slope is a finite difference of the loss.  If a step changes all elements, the slope sums their
-errors with random signs.  Such a sum exceeds 6 standard deviations once in 500 million draws.
+A slope is a finite difference of the loss.  If a step changes all elements by normally distributed
+numbers, the error of the slope is normally distributed, and its standard deviation is the norm of
+the elements' errors.  It exceeds 6 standard deviations once in 500 million draws.
 """
 
 
@@ -186,6 +188,13 @@ class Truth:
         impl: Impl = "auto" if self._is_large else "reference"
         return self._computed(Operands(*map(np.abs, self.operands64)), impl)
 
+    def _scale(self, name: str, index: tuple[int, ...] = ()) -> Any:
+        """Return the scale of the rounding errors of each element of a result, or of one element.
+
+        Absolute values of terms bound the errors of normal numbers, and ``least_scale`` the others.
+        """
+        return getattr(self.magnitudes, name)[index] + least_scale(self.problem)
+
     def _computed(self, operands: Operands, impl: Impl) -> Results:
         return compute(self.problem, operands, impl, is_transposed=self.is_transposed)
 
@@ -262,27 +271,32 @@ class Truth:
     def difference(self, name: str, actual: np.ndarray) -> float:
         """Return the largest relative difference of a result's elements.
 
-        The relative difference is the distance from the expected value, divided by the sum of the
-        absolute values of the terms.  If the element or its expected value is not finite, the
-        relative difference is zero if both are equal or both are NaN, and infinite otherwise.
-
         Args:
             name: name of the result: "y", "dx", "dw" or "db".
             actual: the result.
         """
+        return float(np.max(self._differences(name, actual), initial=0.0))
+
+    def _differences(self, name: str, actual: np.ndarray) -> np.ndarray:
+        """Return the relative difference of each element of a result.
+
+        The relative difference is the distance from the expected value, divided by the scale of
+        rounding errors.  If the element or its expected value is not finite, the relative
+        difference is zero if both are equal or both are NaN, and infinite otherwise.  It is also
+        zero if the element is not finite and its partial sums may overflow, because infinities
+        and NaN then depend on the order of summation.
+        """
         expected, magnitude = getattr(self.results, name), getattr(self.magnitudes, name)
+        largest = float(ml_dtypes.finfo(accumulator_of(self.problem.dtype)).max)
         with np.errstate(all="ignore"):
             rounded = expected.astype(arrays.numpy_dtype(self.problem.dtype)).astype(self._wide)
-            values = actual.astype(self._wide)
+            values = actual.astype(self._wide, copy=False)
             same = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
+            same |= ~np.isfinite(values) & (largest < magnitude) & (magnitude < np.inf)
             finite = np.isfinite(values) & np.isfinite(rounded)
             differences = np.where(finite, np.abs(values - expected), np.where(same, 0.0, np.inf))
-            # Values near zero are rounded to multiples of the dtype's smallest positive value.
-            dtype = arrays.numpy_dtype(REAL_PART.get(self.problem.dtype, self.problem.dtype))
-            smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
-            differences = np.where(differences <= smallest, 0.0, differences)
-            ratios = np.where(differences == 0, 0.0, differences / magnitude)
-        return float(np.max(ratios, initial=0.0))
+            del rounded, values
+            return np.divide(differences, self._scale(name), differences, where=differences != 0)
 
     def against_reference(self, results: Results) -> list[Agreement]:
         """Compare each result with the reference, element by element."""
@@ -302,8 +316,9 @@ class Truth:
 
         The loss is linear in x, in w and in the bias, so central differences of any step size are
         exact up to rounding.  For each of the three tensors, one step changes all elements
-        together, with random signs.  Further steps change single elements: SINGLE_ELEMENTS of x,
-        and as many of w.
+        together, by normally distributed numbers, because errors may cancel if all numbers have
+        one size.  Further steps change single elements, SINGLE_ELEMENTS of x and as many of w:
+        the elements whose gradients differ most from the reference.
         """
         generator = np.random.default_rng(seed)
         # Rounding error of the loss, a float64 sum of all terms.
@@ -330,26 +345,31 @@ class Truth:
         For each step, the expected slope follows from ``gradient``, and the measured slope is a
         central difference.  Return None if a value is not finite.
         """
-        magnitude = getattr(self.magnitudes, name)
-        signs = generator.choice((-1.0, 1.0), size=gradient.shape)
+        indices = self._worst(name, gradient, singles)
+        directions = generator.standard_normal(gradient.shape)
         if self.problem.is_complex:
-            signs = signs * generator.choice((1, 1j), size=gradient.shape)
-        numbers = generator.choice(max(gradient.size, 1), singles, replace=False)
+            directions = directions + 1j * generator.standard_normal(gradient.shape)
         if not self._finite or not np.isfinite(gradient).all():
             return None
-        size = float(np.linalg.norm(magnitude))
-        slopes = [(_inner(gradient, signs), self._slope(name, signs, self._step(size)), size)]
-        for number in numbers:
-            index = np.unravel_index(number, gradient.shape)
-            part, place = self._around(name, tuple(map(int, index)))
+        size = float(np.hypot.reduce(self._scale(name).ravel()))
+        slope = self._slope(name, directions, self._step(size))
+        slopes = [(_inner(gradient, directions), slope, size)]
+        for index in indices:
+            part, place = self._around(name, index)
             direction = np.zeros(getattr(part.operands, name[1:]).shape, gradient.dtype)
-            direction[place] = sign = signs[index]
-            expected = _inner(gradient[index], sign)
-            size = float(magnitude[index])
+            direction[place] = unit = directions[index] / abs(directions[index])
+            expected = _inner(gradient[index], unit)
+            size = float(self._scale(name, index))
             slopes.append((expected, part._slope(name, direction, self._step(size)), size))
         if not all(math.isfinite(slope) for _, slope, _ in slopes):
             return None  # a step or a loss overflowed float64
         return max(_ratio(expected - slope, scale) for expected, slope, scale in slopes)
+
+    def _worst(self, name: str, gradient: np.ndarray, count: int) -> list[tuple[int, ...]]:
+        """Return the indices of the elements that differ most from the reference."""
+        differences = self._differences(name, gradient)
+        numbers = np.argpartition(differences, -count, axis=None)[-count:] if count else ()
+        return [tuple(map(int, np.unravel_index(n, gradient.shape))) for n in numbers]
 
     def _around(self, name: str, index: tuple[int, ...]) -> tuple[Truth, tuple[int, ...]]:
         """Return the part of a large layer that an element affects, and the element's index there.
@@ -385,19 +405,23 @@ class Truth:
         rounding of the loss.  Dividing by a power of two is exact.
 
         Args:
-            size: scale of the slope: for a step of one element, its value in ``magnitudes``; for a
-                step of all elements, the norm of their values.
+            size: scale of the slope's rounding error.
         """
-        if not 0 < self._loss_magnitude < math.inf or not 0 < size < math.inf:
+        if not 0 < self._loss_scale < math.inf or not 0 < size < math.inf:
             return 1.0
-        power = round(math.log2(self._loss_magnitude) - math.log2(size))
+        power = round(math.log2(self._loss_scale) - math.log2(size))
         return 2.0 ** min(max(power, -1022), 1023)
 
     @cached_property
-    def _loss_magnitude(self) -> float:
-        """The sum of the absolute values of all terms of the loss."""
+    def _loss_scale(self) -> float:
+        """Scale of the rounding errors of <y, dy>, <x, dx> and <w, dw>, the largest of the three.
+
+        Apart from ``least_scale``, each is the sum of the absolute values of the loss's terms.
+        """
+        x, w, dy = self.operands64
         with np.errstate(all="ignore"):
-            return float(np.sum(self.magnitudes.y * np.abs(self.operands64.dy)))
+            pairs = {"y": dy, "dx": x, "dw": w}.items()
+            return float(max(np.sum(self._scale(name) * np.abs(array)) for name, array in pairs))
 
     def _slope(self, name: str, direction: np.ndarray, step: float) -> float:
         """Return the central difference (loss(t + h * d) - loss(t - h * d)) / 2h.
@@ -435,7 +459,7 @@ class Truth:
     def against_adjoint(self, results: Results) -> Agreement:
         """Compare <y, dy>, <x, dx> and <w, dw> with each other, without expected results."""
         bound = sum(sorted(self.bounds[name] for name in ("y", "dx", "dw"))[1:])
-        products, scale = self.inner_products(results), self._loss_magnitude
+        products, scale = self.inner_products(results), self._loss_scale
         return adjoint_agreement(products, scale, bound, is_finite=self._finite)
 
     @cached_property
@@ -585,6 +609,18 @@ _PEAK = 16
 
 The ratio reaches about 6 for normally distributed errors.
 """
+
+
+def least_scale(problem: ConvProblem) -> float:
+    """Return the scale of the rounding errors of a result's element whose terms all underflow.
+
+    Rounding errs by at most ROUNDOFF times the larger of the number and the smallest normal number.
+    The result is rounded to its dtype, and each product to the accumulator's.
+    """
+    terms = max(problem.gemm(pass_).gemm_k for pass_ in PASSES)
+    dtype, sums = arrays.numpy_dtype(problem.dtype), accumulator_of(problem.dtype)
+    smallest, smallest_sum = (float(ml_dtypes.finfo(d).smallest_normal) for d in (dtype, sums))
+    return smallest + terms * smallest_sum * ROUNDOFF[sums.name] / ROUNDOFF[problem.dtype]
 
 
 def adjoint_agreement(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cupyconv import ConvError, ConvProblem
-from cupyconv.checking import ROUNDOFF, Agreement, adjoint_agreement
+from cupyconv.checking import ROUNDOFF, Agreement, adjoint_agreement, least_scale
 from cupyconv.cli import data, output, paths
 
 THREADS = 2
@@ -156,9 +156,13 @@ def adjoint(
 ) -> Agreement:
     """Check the adjoint identity <y, dy> = <x, dx> = <w, dw>.
 
-    The largest difference is divided by the largest product of norms, such as |y| |dy|.
+    The largest difference is divided by the largest product of norms, such as |y| |dy|, after
+    ``least_scale`` of each element is added to the norm of the result.
     """
-    scale = max(norms[a] * norms[b] for a, b in (("y", "dy"), ("x", "dx"), ("w", "dw")))
+    results = {"y": problem.output_shape, "dx": problem.input_shape, "dw": problem.filter_shape}
+    least = {name: least_scale(problem) * math.sqrt(math.prod(results[name])) for name in results}
+    pairs = (("y", "dy"), ("dx", "x"), ("dw", "w"))
+    scale = max((norms[a] + least[a]) * norms[b] for a, b in pairs)
     bound = _SLACK * ROUNDOFF[problem.dtype]
     return adjoint_agreement(products, scale, bound, is_finite=math.isfinite(scale))
 

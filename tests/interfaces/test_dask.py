@@ -392,6 +392,16 @@ def run(*args: str):
     return CliRunner().invoke(main, ["grads", "--dask", *args], env={"COLUMNS": None})
 
 
+def test_grads_dask_accepts_results_that_underflow(tmp_path):
+    numbers = np.random.default_rng(0)
+    files = []
+    for name, shape, scale in (("x", (2, 2, 8, 8), 1), ("w", (2, 2, 3, 3), 1e-25),
+                               ("dy", (2, 2, 6, 6), 1e-20)):  # fmt: skip
+        np.save(tmp_path / name, (scale * numbers.standard_normal(shape)).astype(np.float32))
+        files.append(f"--{name}={tmp_path / name}.npy")
+    assert "1 check, 0 failed" in run(*files).stdout
+
+
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 def test_grads_dask_computes_files_in_chunks(tmp_path, monkeypatch, dtype):
     pytest.importorskip("zarr")

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise, product, takewhile
-from math import prod
+from math import isqrt, prod
 from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -77,9 +77,6 @@ fit into the 4 KB of kernel parameters."""
 _MOST_TILE_ROWS = 512
 """Largest number of rows of the tiles of a cluster of blocks.  The last tiles of a matrix extend
 beyond its end by fewer rows than this."""
-
-_MOST_BANDS = 128
-"""Largest number of bands that the rows of an image are divided into (hand-set)."""
 
 _FLOPS_PER_BYTE = 150
 """Flops of TF32 products in the time that a byte of device memory takes (an H100's data sheet)."""
@@ -498,13 +495,15 @@ def _in_bands(problem: ConvProblem, strides: Strides, filters_last: bool) -> Lay
     multiple of 16 bytes.  The bands of x overlap.
     """
     rows, *columns = problem.axes
+    extent, itemsize = rows.output, ITEMSIZE[problem.dtype]
+    line = LINE_BYTES // itemsize
 
     def read(bands: int) -> tuple[int, int]:
         """Return the first row and the end of the rows of a band that any band reads from x.
 
         There is at least one row, because TMA supports no empty tensors.
         """
-        height = rows.output // bands
+        height = extent // bands
         first = rows.pad_before - (bands - 1) * height * rows.stride
         end = (height - 1) * rows.stride + rows.effective_filter
         first, end = max(first, 0), min(end, rows.pad_before + rows.input)
@@ -516,17 +515,16 @@ def _in_bands(problem: ConvProblem, strides: Strides, filters_last: bool) -> Lay
         Both are per column.
         """
         pairs, (first, end) = problem.N * bands, read(bands)
-        pixels = -(-pairs // line) * line * (rows.output // bands)
+        pixels = -(-pairs // line) * line * (extent // bands)
         flops = 2 * pixels * prod(problem.filter_shape)
         copied = 2 * itemsize * problem.C * pairs * (end - first)
         return copied + flops / _FLOPS_PER_BYTE
 
-    itemsize = ITEMSIZE[problem.dtype]
-    line = LINE_BYTES // itemsize
-    counts = range(1, min(rows.output, _MOST_BANDS) + 1)
-    bands = min((count for count in counts if rows.output % count == 0), key=work)
+    divisors = [count for count in range(1, isqrt(extent) + 1) if extent % count == 0]
+    divisors += [extent // count for count in reversed(divisors)]
+    bands = min(divisors, key=work)  # of equal work, the fewest bands
     first, end = read(bands)
-    beyond = (rows.output // bands - 1) * rows.stride + rows.effective_filter - end
+    beyond = (extent // bands - 1) * rows.stride + rows.effective_filter - end
     filter_, channel, *taps = problem.filter_axes
     missing = 3 - len(taps)  # the last axis and, in 1-D, the columns
     ones = (1,) * missing

@@ -12,6 +12,7 @@ import pytest
 import cupyconv
 from cupyconv import ConvProblem
 from cupyconv.errors import ConvError
+from cupyconv.kernels.hopper import layouts_of
 from cupyconv.planning import Device, Request, plan_pass
 from cupyconv.problem import PASSES
 from tests import emulator, views
@@ -113,9 +114,25 @@ def test_bands_of_any_view_are_exact(data_format):
         views.require_exact(emulator, problem, "backprop_filter", kinds, **BY_TF32)
 
 
-def test_bands_read_no_other_values():
+@pytest.mark.parametrize(
+    ("problem", "pairs"),
+    [
+        (ConvProblem((2, 16, 1018), (64, 16, 3), padding=1), 1018),
+        (ConvProblem((1, 32, 788), (32, 16, 4), stride=3, groups=2), 131),
+    ],
+    ids=str,
+)
+def test_bands_fill_lines(problem, pairs):
+    """The last axis of the copies has enough pairs of an image and a band."""
+    layout = layouts_of(Request(problem, "backprop_filter", Device.of(ARCH), "tf32"))[1]
+    assert layout.problem.input_shape[-1] == pairs
+    require_exact(problem, precision="tf32", passes=PASSES[2:])
+
+
+@pytest.mark.parametrize("rows", [6, 262])
+def test_bands_read_no_other_values(rows):
     """A NaN of x or dy reaches only the results that read it, and infinities remain infinite."""
-    problem = ConvProblem((3, 8, 6, 5), (8, 8, 3, 2), padding=1, stride=(1, 2))
+    problem = ConvProblem((3, 8, rows, 5), (40, 8, 3, 2), padding=1, stride=(1, 2))
     data = integer_data(problem)
     x, dy = data.x.astype(np.float32), data.dy.astype(np.float32)
     x[0, 1, 5, 0], x[2, 2, 2, 3], dy[1, 3, 2, 1] = np.nan, np.inf, np.nan

@@ -494,7 +494,7 @@ def _in_bands(problem: ConvProblem, strides: Strides, filters_last: bool) -> Lay
     the last axis.  So the products are summed along contiguous memory, and every tap begins at a
     multiple of 16 bytes.  The bands of x overlap.
     """
-    rows, *columns = problem.axes
+    rows = problem.axes[0]
     extent, itemsize = rows.output, ITEMSIZE[problem.dtype]
     line = LINE_BYTES // itemsize
 
@@ -510,19 +510,20 @@ def _in_bands(problem: ConvProblem, strides: Strides, filters_last: bool) -> Lay
         return first, max(end, first + 1)
 
     def work(bands: int) -> float:
-        """Return the bytes of x that are moved, and the bytes moved during the products.
-
-        Both are per column.
-        """
+        """Return the bytes of x that are moved, and the bytes moved during the products."""
         pairs, (first, end) = problem.N * bands, read(bands)
-        pixels = -(-pairs // line) * line * (extent // bands)
-        flops = 2 * pixels * prod(problem.filter_shape)
-        copied = 2 * itemsize * problem.C * pairs * (end - first)
-        return copied + flops / _FLOPS_PER_BYTE
+        pixels = -(-pairs // line) * line * (extent // bands) * out_width
+        copied = 2 * itemsize * problem.C * pairs * (end - first) * width
+        return copied + 2 * pixels * products / _FLOPS_PER_BYTE
 
+    # Products per pixel: tiles have whole lines of channels, and pairs of lines of filters.
+    filters = -(-problem.K // problem.groups // (2 * line)) * 2 * line
+    products = problem.groups * windows(problem, line) * line * filters
+    width, out_width = (prod(sizes[1:]) for sizes in (problem.input_sizes, problem.output_sizes))
+    # Divisors ascend, so that equal work gives the fewest bands.
     divisors = [count for count in range(1, isqrt(extent) + 1) if extent % count == 0]
     divisors += [extent // count for count in reversed(divisors)]
-    bands = min(divisors, key=work)  # of equal work, the fewest bands
+    bands = min(divisors, key=work)
     first, end = read(bands)
     beyond = (extent // bands - 1) * rows.stride + rows.effective_filter - end
     filter_, channel, *taps = problem.filter_axes
@@ -534,7 +535,6 @@ def _in_bands(problem: ConvProblem, strides: Strides, filters_last: bool) -> Lay
     of_channel = problem.filter_shape[channel], strides.w[channel]
     ordered = [*zip(sizes, steps, strict=True), of_channel]
     ordered.insert(len(ordered) if filters_last else 0, of_filter)
-    width = prod(axis.input for axis in columns)
     target = derived(
         problem,
         input_shape=(1, problem.C, end - first, width, problem.N * bands),

@@ -119,11 +119,13 @@ def test_bands_of_any_view_are_exact(data_format):
     [
         (ConvProblem((2, 16, 1018), (64, 16, 3), padding=1), 1018),
         (ConvProblem((1, 32, 788), (32, 16, 4), stride=3, groups=2), 131),
+        (ConvProblem((8, 5, 12, 9), (10, 5, 3, 3)), 80),
+        (ConvProblem((8, 5, 12, 9), (10, 5, 3, 3), stride=(1, 3)), 40),
     ],
     ids=str,
 )
 def test_bands_fill_lines(problem, pairs):
-    """The last axis of the copies has enough pairs of an image and a band."""
+    """More pairs of an image and a band are copied if tiles then multiply fewer zeros."""
     layout = layouts_of(Request(problem, "backprop_filter", Device.of(ARCH), "tf32"))[1]
     assert layout.problem.input_shape[-1] == pairs
     require_exact(problem, precision="tf32", passes=PASSES[2:])

@@ -27,17 +27,6 @@ HOST_DIRECTORY = Path(__file__).resolve().parent / "host"
 REPOSITORY = Path(__file__).resolve().parents[2]
 KERNEL_DIRECTORY = REPOSITORY / "cuda"
 INCLUDE_DIRECTORY = KERNEL_DIRECTORY / "include"
-RUNTIME_SOURCES = (
-    "scheduler.cpp",
-    "checker.cpp",
-    "sanitizer_hooks.cpp",
-    "collectives.cpp",
-    "async_copies.cpp",
-    "tensor_cores.cpp",
-    "clusters.cpp",
-    "bank_conflicts.cpp",
-    "launch.cpp",
-)
 MINIMUM_CLANG = 16
 LOCAL_BOUNDS_CLANG = 20  # older versions can only abort the process on this check
 
@@ -53,7 +42,10 @@ COMMON_FLAGS = (
     "-fdebug-default-version=4",  # -gdwarf-4 would enable full debug information
     "-fno-sanitize=undefined",
 )
-RUNTIME_FLAGS = ("-O2", "-Wall", "-Wextra")
+RUNTIME_FLAGS = (
+    *("-O2", "-Wall", "-Wextra", "-fno-exceptions", "-fno-rtti"),
+    "-D_LIBCPP_VERBOSE_ABORT(...)=__builtin_abort()",
+)
 SOURCE_FLAGS: tuple[str, ...] = ("-xc++", "-include", "cuda_builtins.h")
 KERNEL_FLAGS = (
     "-femulated-tls",
@@ -108,21 +100,30 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: command, version for the cache key, and major version of its clang."""
+    """A C++ compiler: command, version for the cache key, and major version of its clang.
+
+    ``link_flags`` omit a C++ library that the compiler would first build, which takes a minute.
+    """
 
     command: tuple[str, ...]
     version: str
     clang: int
+    link_flags: tuple[str, ...] = ()
 
     def run(self, arguments: Sequence[str], doing: str) -> None:
         """Run the compiler with absolute paths; BuildError with its messages if it fails."""
         # Always run in the same folder: zig's cache has paths relative to the folder.  In another
-        # folder, zig would rebuild the C++ library, which takes a minute.
+        # folder, zig would rebuild its libraries.
         result = subprocess.run(
             [*self.command, *arguments], capture_output=True, text=True, cwd=HOST_DIRECTORY
         )
         if result.returncode:
             raise BuildError(f"{doing} failed:\n{result.stderr.strip() or result.stdout.strip()}")
+
+    def link(self, product: Path, *arguments: object) -> None:
+        """Link a shared library."""
+        words = (*COMMON_FLAGS, "-O2", "-shared", *self.link_flags, *arguments, "-o", product)
+        self.run([str(word) for word in words], f"linking {product.name}")
 
 
 def _clang_version(command: Sequence[str]) -> tuple[str, int]:
@@ -171,7 +172,8 @@ def _wheels_clang() -> Compiler | None:
     # start-up time of python -m ziglang.
     zig = str(wheel.locate_file("ziglang/zig"))
     command = (zig, "c++", "-target", "x86_64-linux-gnu.2.28")
-    return Compiler(command, f"ziglang {wheel.version}", _clang_version(command)[1])
+    version = f"ziglang {wheel.version}"
+    return Compiler(command, version, _clang_version(command)[1], ("-nostdlib++",))
 
 
 def cache_directory() -> Path:
@@ -334,9 +336,9 @@ def exclusively(path: Path) -> Iterator[None]:
 
 @functools.cache
 def build_runtime() -> Path:
-    """Build the runtime as a shared library; about seven seconds once, then cached."""
+    """Build the runtime as a shared library; about ten seconds once, then cached."""
     texts = [path.read_text() for path in sorted(HOST_DIRECTORY.iterdir())]
-    return build_library("runtime", [HOST_DIRECTORY / name for name in RUNTIME_SOURCES], texts)
+    return build_library("runtime", sorted(HOST_DIRECTORY.glob("*.cpp")), texts)
 
 
 def build_library(
@@ -359,14 +361,15 @@ def build_library(
     with exclusively(product):
         if not product.exists():
             with tempfile.TemporaryDirectory(dir=product.parent) as scratch:
-                partial = Path(scratch) / "library.so"
-                soname = f"-Wl,-soname,{product.name}"
+                unit = Path(scratch) / "library.cpp"  # compiles the headers of the files once
+                unit.write_text("".join(f'#include "{path}"\n' for path in sources))
+                object_file, partial = unit.with_suffix(".o"), unit.with_suffix(".so")
                 folders = [f"-isystem{folder}" for folder in include_directories]
-                files = [str(path) for path in sources]
                 compiler.run(
-                    [*flags, *folders, "-shared", soname, *files, "-o", str(partial)],
+                    [*flags, *folders, "-c", str(unit), "-o", str(object_file)],
                     f"compiling the emulator's {name}",
                 )
+                compiler.link(partial, f"-Wl,-soname,{product.name}", object_file)
                 os.replace(partial, product)
     return product
 
@@ -465,8 +468,6 @@ def build_kernel(
             to_compile = [str(code)]
         compiler.run([*flags, *to_compile, "-c", "-o", str(object_file)], f"optimising {path.name}")
         # Linked without -fsanitize: the runtime defines the functions that instrumentation calls.
-        # The runtime's flags reuse the C++ library that zig has built for it.
-        link = [*COMMON_FLAGS, *RUNTIME_FLAGS, "-shared", str(object_file), str(runtime)]
-        compiler.run([*link, "-o", str(partial)], f"linking {path.name}")
+        compiler.link(partial, object_file, runtime)
         os.replace(partial, product)
     return product

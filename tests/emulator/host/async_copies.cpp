@@ -86,7 +86,7 @@ struct Mbarrier {
   uint32_t init_pc = 0, init_clock = 0, expect_pc = 0, copy_pc = 0;
   unsigned init_participant = 0;
   bool init_fenced = false;
-  std::shared_ptr<Knowledge> arrivals, released;
+  KnowledgeHandle arrivals, released;
 };
 static std::map<uint64_t*, Mbarrier> mbarriers;
 constexpr int64_t kMaxTransactionBytes = (1 << 20) - 1;
@@ -121,7 +121,7 @@ static void end_phase_if_complete(uint64_t* address, Mbarrier& barrier) {
   if (barrier.pending || barrier.bytes) return;
   barrier.phase++;
   barrier.pending = barrier.expected;
-  barrier.released = std::make_shared<Knowledge>(*barrier.arrivals);
+  barrier.released = Handle<Knowledge>::make(*barrier.arrivals);
   wake_waiters(address);
 }
 
@@ -153,7 +153,7 @@ void mbarrier_init(uint64_t* address, uint32_t count) {
   barrier.init_pc = pc;
   barrier.init_clock = self->clock;
   barrier.init_participant = self->participant;
-  barrier.arrivals = std::make_shared<Knowledge>(group.participants);
+  barrier.arrivals = Handle<Knowledge>::make(group.participants);
   barrier.released = barrier.arrivals;
   mbarriers[address] = std::move(barrier);
 }
@@ -212,8 +212,10 @@ std::string describe_mbarrier(uint64_t* address, uint32_t* expect_pc) {
   if (found == mbarriers.end()) return "invalidated";
   const Mbarrier& barrier = found->second;
   if (barrier.pending == 0 && barrier.bytes != 0) *expect_pc = barrier.expect_pc;
-  return "phase " + std::to_string(barrier.phase) + " lacks " + std::to_string(barrier.pending) +
-         " arrivals and " + std::to_string(barrier.bytes) + " bytes";
+  char text[100];
+  snprintf(text, sizeof text, "phase %u lacks %u arrivals and %ld bytes", barrier.phase,
+           barrier.pending, barrier.bytes);
+  return text;
 }
 
 void fence_mbarrier_init() {
@@ -403,7 +405,7 @@ static void copy_into_shared(const LoadRequest& request, uint8_t* window, uint32
   });
 }
 
-static void load_into_block(const std::shared_ptr<const LoadRequest>& request, Block* block,
+static void load_into_block(const Handle<LoadRequest>& request, Block* block,
                             uint32_t offset, uint32_t barrier_offset) {
   Fiber* self = current;
   const uint32_t pc = request->pc;
@@ -418,7 +420,7 @@ static void load_into_block(const std::shared_ptr<const LoadRequest>& request, B
     mark_in_flight(destination, request->bytes, pc);
   }
   memset(destination, 0xff, request->bytes);
-  auto knew = std::make_shared<Knowledge>(*self->knowledge);
+  auto knew = Handle<Knowledge>::make(*self->knowledge);
   const uint32_t issued_in = barrier.phase;
   auto land = [=] {
     copy_into_shared(*request, block->shared_base, offset);
@@ -461,7 +463,7 @@ static void check_coordinates(const LoadRequest& request, bool is_store) {
 
 void tensor_load(const TensorLoad& load) {
   const uint32_t pc = EMULATOR_CALLER;
-  auto request = std::make_shared<LoadRequest>();
+  auto request = Handle<LoadRequest>::make();
   request->map = decode_map(load.map, load.rank, load.offsets != nullptr, pc);
   request->pc = pc;
   request->bytes = copy_bytes(request->map);
@@ -516,7 +518,7 @@ void tensor_store(const void* map, const void* source, int rank, const int* coor
                   bool im2col) {
   Fiber* self = current;
   const uint32_t pc = EMULATOR_CALLER;
-  auto request = std::make_shared<LoadRequest>();
+  auto request = Handle<LoadRequest>::make();
   request->map = decode_map(map, rank, im2col, pc);
   if (im2col) request->taps.assign(static_cast<size_t>(rank) - 2, 0);
   request->pc = pc;

@@ -4,7 +4,7 @@
 // access by each lane at a place of the code belongs to one request.
 #include <algorithm>
 #include <cstring>
-#include <unordered_map>
+#include <map>
 
 #include "checker.h"
 
@@ -25,7 +25,7 @@ struct Request {
 };
 struct WarpTraffic {
   uint32_t executions[kWarpSize] = {};
-  std::unordered_map<uint64_t, Request> requests;  // by execution
+  std::map<uint64_t, Request> requests;  // by execution
 };
 static std::map<std::tuple<unsigned, unsigned, uint32_t>, WarpTraffic> traffic;  // block, warp, pc
 

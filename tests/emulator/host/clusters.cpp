@@ -30,7 +30,7 @@ void cluster_arrive() {
            static_cast<int>(group.fibers.size()) - group.alive);
   group.cluster_arrived = 0;
   group.cluster_phase++;
-  group.cluster_released = std::make_shared<Knowledge>(*group.cluster_arrivals);
+  group.cluster_released = Handle<Knowledge>::make(*group.cluster_arrivals);
   for (Fiber* fiber : group.cluster_waiting) make_runnable(fiber);
   group.cluster_waiting.clear();
 }

@@ -10,9 +10,8 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "emulator.h"
@@ -49,6 +48,41 @@ extern Statistics statistics;
 
 uint32_t random_number();
 
+// A counted reference.  std::shared_ptr needs the compiled C++ library, which zig would build.
+template <typename T>
+class Handle {
+  struct Counted {
+    T value;
+    size_t owners;
+  };
+  Counted* counted = nullptr;
+
+ public:
+  template <typename... Arguments>
+  static Handle make(Arguments&&... arguments) {
+    Handle handle;
+    handle.counted = new Counted{T(std::forward<Arguments>(arguments)...), 1};
+    return handle;
+  }
+  Handle() = default;
+  Handle(const Handle& other) : counted(other.counted) {
+    if (counted) counted->owners++;
+  }
+  Handle& operator=(Handle other) {
+    std::swap(counted, other.counted);
+    return *this;
+  }
+  ~Handle() {
+    if (counted && --counted->owners == 0) delete counted;
+  }
+  bool is_shared() const { return counted && counted->owners > 1; }
+  T* get() const { return &counted->value; }
+  T& operator*() const { return counted->value; }
+  T* operator->() const { return get(); }
+  explicit operator bool() const { return counted; }
+  bool operator==(const Handle& other) const { return counted == other.counted; }
+};
+
 // ---------------------------------------------------------------------------------------------
 // Vector clocks
 // ---------------------------------------------------------------------------------------------
@@ -63,12 +97,12 @@ struct Knowledge {
   void merge(const Knowledge& other);
   bool has_waited() const { return seen.back(); }
 };
-using KnowledgeHandle = std::shared_ptr<Knowledge>;
+using KnowledgeHandle = Handle<Knowledge>;
 
 // Clocks, by group, that a thread of a finished group published through an atomic after a fence.
 // With them, a reduction by the last block passes the checker.
 using GridKnowledge = std::map<uint32_t, KnowledgeHandle>;
-using GridKnowledgeHandle = std::shared_ptr<const GridKnowledge>;
+using GridKnowledgeHandle = Handle<GridKnowledge>;
 
 // ---------------------------------------------------------------------------------------------
 // Fibers

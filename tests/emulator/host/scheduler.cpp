@@ -2,7 +2,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <new>
+#include <cstdio>
+#include <cstdlib>
 
 #include "checker.h"
 #include "runtime.h"
@@ -69,7 +70,7 @@ static void* main_stack_pointer = nullptr;
 static void* map_reserved(size_t size) {
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
+  if (memory == MAP_FAILED) abort();
   return memory;
 }
 
@@ -153,8 +154,10 @@ const char* state_name(FiberState state) {
   for (auto& [key, value] : waiting) {
     if (!first || key.first == FiberState::kBlockBarrier) first = value.second;
     at_block_barrier |= key.first == FiberState::kBlockBarrier;
-    text += " " + std::to_string(value.first) + " " + state_name(key.first) + " {line " +
-            std::to_string(key.second) + "}";
+    char state[80];
+    snprintf(state, sizeof state, " %d %s {line %u}", value.first, state_name(key.first),
+             key.second);
+    text += state;
     if (key.first == FiberState::kMbarrier) {
       const uint32_t known = expect_pc;
       text += " (" + describe_mbarrier(value.second->wait_mbarrier, &expect_pc) + ")";
@@ -252,8 +255,8 @@ static Fiber* start_fiber(Block* block, unsigned thread, const KnowledgeHandle& 
   fiber->participant = static_cast<unsigned>(group.fibers.size());
   fiber->clock = 1;
   fiber->knowledge = knowledge;
-  fiber->grid_known = nullptr;
-  fiber->grid_fenced = nullptr;
+  fiber->grid_known = {};
+  fiber->grid_fenced = {};
   fiber->wait_mbarrier = nullptr;
   fiber->cluster_phase = 0;
   fiber->wait_pc = 0;
@@ -279,12 +282,12 @@ void run_group(const std::vector<Block*>& blocks) {
   group.async_operations.clear();
   group.cluster_arrived = 0;
   group.cluster_waiting.clear();
-  group.cluster_arrivals = std::make_shared<Knowledge>(group.participants);
+  group.cluster_arrivals = Handle<Knowledge>::make(group.participants);
   group.cluster_released = group.cluster_arrivals;
   group.cluster_phase = 0;
   ready_queue.clear();
   reset_async_state();
-  auto nothing_known = std::make_shared<Knowledge>(group.participants);
+  auto nothing_known = Handle<Knowledge>::make(group.participants);
   for (Block* block : blocks) {
     block->alive = static_cast<int>(threads);
     for (unsigned thread = 0; thread < threads; thread++) start_fiber(block, thread, nothing_known);
@@ -323,8 +326,8 @@ void Knowledge::merge(const Knowledge& other) {
 }
 
 Knowledge& own_knowledge(Fiber* fiber) {
-  if (fiber->knowledge.use_count() > 1)
-    fiber->knowledge = std::make_shared<Knowledge>(*fiber->knowledge);
+  if (fiber->knowledge.is_shared())
+    fiber->knowledge = Handle<Knowledge>::make(*fiber->knowledge);
   return *fiber->knowledge;
 }
 
@@ -344,7 +347,7 @@ static void merge_grid(GridKnowledgeHandle& into, const GridKnowledgeHandle& oth
     into = other;
     return;
   }
-  auto merged = std::make_shared<GridKnowledge>(*into);
+  auto merged = Handle<GridKnowledge>::make(*into);
   for (auto& [id, knowledge] : *other) {
     KnowledgeHandle& slot = (*merged)[id];
     if (slot == knowledge) continue;
@@ -352,7 +355,7 @@ static void merge_grid(GridKnowledgeHandle& into, const GridKnowledgeHandle& oth
       slot = knowledge;
       continue;
     }
-    auto both = std::make_shared<Knowledge>(*slot);
+    auto both = Handle<Knowledge>::make(*slot);
     both->merge(*knowledge);
     slot = both;
   }
@@ -361,7 +364,7 @@ static void merge_grid(GridKnowledgeHandle& into, const GridKnowledgeHandle& oth
 
 void join_knowledge(const std::vector<Fiber*>& participants) {
   if (!settings.check || participants.empty()) return;
-  auto joined = std::make_shared<Knowledge>(*participants[0]->knowledge);
+  auto joined = Handle<Knowledge>::make(*participants[0]->knowledge);
   const Knowledge* merged_last = participants[0]->knowledge.get();
   GridKnowledgeHandle known, fenced;
   for (Fiber* fiber : participants) {
@@ -383,15 +386,15 @@ void join_knowledge(const std::vector<Fiber*>& participants) {
 // Order between groups: a fence and then an atomic publish clocks; a group that performs an atomic
 // on the same address and then a fence acquires them.
 // ---------------------------------------------------------------------------------------------
-static std::unordered_map<const void*, GridKnowledgeHandle> published;
+static std::map<const void*, GridKnowledgeHandle> published;
 void forget_published() { published.clear(); }
 
 void thread_fence() {
   if (!settings.check) return;
   Fiber* self = current;
-  auto snapshot = std::make_shared<Knowledge>(group.participants);
+  auto snapshot = Handle<Knowledge>::make(group.participants);
   release_to(*snapshot, self);
-  auto fenced = std::make_shared<GridKnowledge>();
+  auto fenced = Handle<GridKnowledge>::make();
   if (self->grid_known) *fenced = *self->grid_known;
   (*fenced)[group.id] = snapshot;
   GridKnowledgeHandle handle = fenced;

@@ -30,7 +30,7 @@ static float value_of_16(Element element, uint16_t bits) {
   return element == Element::kF16 ? f16_value(bits) : bf16_value(bits);
 }
 
-enum WarpOperation { kLoadMatrix = 100, kStoreMatrix = 120, kMma = 140, kMmaF64 = 160 };
+enum MatrixOperation { kLoadMatrix = 100, kStoreMatrix = 120, kMma = 140, kMmaF64 = 160 };
 enum WarpgroupOperation { kFence = 1, kCommit, kWait, kSetRegisters, kMultiply };
 
 // ---------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from tests import browser
 from tests.browser import acted, logged
 from tests.configurations import random_problems
 
-pytestmark = pytest.mark.costly  # each case starts a browser
+pytestmark = pytest.mark.costly  # each case opens a page
 
 SAME = ConvProblem((1, 5, 5, 3), (3, 3, 3, 4), stride=2, padding="same", data_format="NHWC")
 UNREAD = ConvProblem((1, 6, 6, 3), (3, 3, 3, 4), stride=2, data_format="NHWC")
@@ -835,8 +835,6 @@ def test_preset_page_opens_on_the_gradient_of_its_title(browse, layer):
 
 
 def test_frame_of_a_notebook_is_as_high_as_its_page(tmp_path):
-    if browser.program() is None:
-        pytest.skip("chromium is not installed")
     path = tmp_path / "notebook.html"
     content = cupyconv.explain(PADDED).page()
     watch = """
@@ -844,7 +842,4 @@ def test_frame_of_a_notebook_is_as_high_as_its_page(tmp_path):
         document.querySelector('iframe').getBoundingClientRect().height - data.cupyconvHeight)));
     """
     path.write_text(f"<body>{Page(content)._repr_html_()}<script>{watch}</script></body>")
-    run = browser.run(path.as_uri(), "--dump-dom")
-    if 'data-log="' not in run.stdout:
-        pytest.skip("this chromium does not load frames in time")
-    assert browser.logged(run.stdout) == ["0"]
+    assert logged(browser.document(path.as_uri(), until="[data-log]")) == ["0"]

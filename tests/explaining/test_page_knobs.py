@@ -19,7 +19,7 @@ from tests.browser import acted, logged
 from tests.command import parsed
 from tests.explaining.test_page_rules import random_layer, valid_layer
 
-pytestmark = pytest.mark.costly  # each case starts a browser
+pytestmark = pytest.mark.costly  # each case opens a page
 
 SMALL = ConvProblem((1, 2, 5, 5), (3, 2, 3, 3))
 

@@ -210,7 +210,7 @@ def on_page(browse, script: str, problem: ConvProblem = SMALL, place: str = "") 
     return logged(browse(problem, place, acted(HELPERS + script), transposed=True))
 
 
-@pytest.mark.costly  # starts a browser
+@pytest.mark.costly  # opens a page
 def test_page_of_a_transposed_layer_has_its_own_names(browse):
     script = """
       log(text('shapes')); log(text('bias')); log($$('#directions span').map((s) => s.textContent));
@@ -237,7 +237,7 @@ def test_page_of_a_transposed_layer_has_its_own_names(browse):
     assert log[9].startswith("#dx=0,")
 
 
-@pytest.mark.costly  # starts a browser
+@pytest.mark.costly  # opens a page
 def test_knobs_of_a_transposed_layer_are_its_own(browse):
     """Sizes follow PyTorch's formula, and the address alone opens the same layer."""
     script = """
@@ -263,7 +263,7 @@ def test_knobs_of_a_transposed_layer_are_its_own(browse):
     assert on_page(browse, script, place=log[5]) == [title, log[5]]
 
 
-@pytest.mark.costly  # starts a browser
+@pytest.mark.costly  # opens a page
 @pytest.mark.parametrize("loss", ["dot", "sum", "squares"])
 def test_programs_and_checks_of_a_transposed_page_hold(browse, loss):
     """The programs compute the numbers of the page, which the change of the loss confirms."""

@@ -334,8 +334,6 @@ COLOURS = """
 @pytest.mark.parametrize("theme", ["light", "dark", "auto"])
 def test_pictures_follow_the_theme(tmp_path, theme, dark):
     """A figure, a kernel's picture, a diagram and an embedded page are checked in a browser."""
-    if browser.program() is None:
-        pytest.skip("chromium is not installed")
     explanation = cupyconv.explain(cupyconv.ConvProblem((1, 1, 5), (1, 1, 3)))
     kernel = pictures.launched("cuda-gather", pictures.EXAMPLES["cuda-gather"][0])
     diagram = diagrams.pairs(PROBLEMS["multi-channel"])
@@ -345,10 +343,7 @@ def test_pictures_follow_the_theme(tmp_path, theme, dark):
         f'<body data-theme="{theme}">{explanation.svg()}{kernel.svg}{diagram}'
         f'<iframe srcdoc="{escape(explanation.page())}"></iframe><script>{COLOURS}</script>'
     )
-    shown = browser.run(page.as_uri(), "--dump-dom", dark=dark).stdout
-    found = re.search(r'data-seen="([^"]*)"', shown)
-    if found is None:
-        pytest.skip("this chromium does not load frames in time")
+    found = re.search(r'data-seen="([^"]*)"', browser.document(page.as_uri(), dark=dark))
     wanted = dark if theme == "auto" else theme == "dark"
     paper = "rgb(20, 24, 29)" if wanted else "rgb(255, 255, 255)"
     assert found[1].split(";") == [paper] * 4
@@ -382,7 +377,6 @@ FITTING = """
     }
   };
   const jobs = PAGES.flatMap((page) => [[page, 390, 52], [page, 1280, 102]]);
-  // The document is not loaded, and so not printed, before its last frame is.
   const load = (job) => {
     if (job === jobs.length) {
       document.body.dataset.faults = JSON.stringify(faults);
@@ -414,8 +408,9 @@ def misfits(folder: Path, pages: list[Path]) -> list[str]:
     names = json.dumps([str(page.relative_to(folder)) for page in pages])
     harness = folder / "fitting.htm"
     harness.write_text(f"<body><script>const PAGES = {names};{FITTING}</script></body>")
-    options = ("--dump-dom", "--allow-file-access-from-files")
-    shown = browser.run(harness.as_uri(), *options, timers=False).stdout
+    shown = browser.document(
+        harness.as_uri(), "--allow-file-access-from-files", until="[data-faults]"
+    )
     return json.loads(html.unescape(re.search(r'data-faults="([^"]*)"', shown)[1]))
 
 
@@ -513,8 +508,6 @@ def test_every_page_is_listed_and_has_a_twin(site):
     ],
 )
 def test_search_finds_words_of_the_field(site, word, page):
-    if browser.program() is None:
-        pytest.skip("chromium is not installed")
     address = f"{(site / 'search.html').as_uri()}?q={word}"
-    shown = browser.run(address, "--dump-dom", "--allow-file-access-from-files").stdout
+    shown = browser.document(address, "--allow-file-access-from-files")
     assert page in re.findall(r'<li class="kind-[^"]*"><a href="([^"#?]*)', shown)

@@ -539,9 +539,15 @@ def test_wrong_arguments_are_rejected(tensors, message):
         cupyconv.diagnose(**tensors)
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 4, 9), (1, 4, 9, 10), (2, 4, 9, 10, 1)])
-def test_shapes_that_fit_nothing_are_no_convention(shape):
-    finding = only(x=X, w=W, y=np.asarray(numbers(*shape)))
+@pytest.mark.parametrize(
+    ("x", "w", "shape"),
+    [
+        *((X, W, shape) for shape in [(), (3,), (2, 4, 9), (1, 4, 9, 10)]),
+        (X[..., 0], W[..., 0], (2, 4, 9, 10)),  # with 2 axes, there are many more conventions
+    ],
+)
+def test_shapes_that_fit_nothing_are_no_convention(x, w, shape):
+    finding = only(x=x, w=w, y=np.asarray(numbers(*shape)))
     assert finding.verdict == "none"
     assert finding.mismatch
 

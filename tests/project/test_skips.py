@@ -106,7 +106,7 @@ def test_tests_that_passed_are_left_out_and_others_run(tmp_path):
     package = tmp_path / "package"
     cases = f"def test_one():\n    pass\n\ndef test_two():\n    open({str(package)!r})\n"
     (tmp_path / "test_cases.py").write_text(cases)
-    options = ("-q", "-p", "tests.conftest", "--rootdir", str(tmp_path), str(tmp_path))
+    options = ("-q", "-p", "no:zarr", "-p", "tests.conftest", "--rootdir", tmp_path, tmp_path)
     program = [sys.executable, "-m", "pytest", *options]
     assert subprocess.run(program, cwd=ROOT).returncode == 1
     package.touch()

@@ -10,6 +10,7 @@ import pytest
 
 import cupyconv
 from cupyconv import ConvError, ConvProblem, ConvTypeError, CupyconvError, cudnn, onnx, raw_ops
+from cupyconv.bench import ceilings
 from tests.command import refused, run, said
 from tests.layer_functions import WAYS
 
@@ -153,7 +154,9 @@ def test_a_filter_that_is_likelier_in_another_order_is_noted(command, layer):
     assert NOTES[layer] in text
 
 
-def test_bench_notes_how_it_reads_shapes():
+def test_bench_notes_how_it_reads_shapes(monkeypatch):
+    monkeypatch.setattr(ceilings, "PRODUCT_SIZE", {"cpu": 64})
+    monkeypatch.setattr(ceilings, "COPY_BYTES", {"cpu": 1 << 16})
     words = ("Nx3x8x8", "3x3x3x6", "--pass", "forward", "--seconds", "0.001", "--peers", "none")
     text = " ".join(run("bench", "--device", "cpu", *words).stdout.split())
     assert "the batch size is unknown" in text

@@ -20,12 +20,20 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from tests.emulator.build import cache_directory, digest, exclusively, find_compiler
+from tests.emulator.build import (
+    HOST_DIRECTORY,
+    RUNTIME_FLAGS,
+    cache_directory,
+    digest,
+    exclusively,
+    find_compiler,
+)
 
 from . import api, header
 from .release import CYTHON, RELEASE, SOURCE_DIGEST, DeviceBuildError, require_release
 
 NATIVE = Path(__file__).resolve().parent / "native"
+ALLOCATION = HOST_DIRECTORY / "allocation.cpp"
 DRIVER = "libcuda.so.1"
 NVRTC = "libnvrtc.so.13"
 RUNTIME = f"runtime{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -50,6 +58,7 @@ def folder() -> Path:
     texts = [path.read_text() for path in sorted(NATIVE.rglob("*")) if path.is_file()]
     parts = (
         *texts,
+        ALLOCATION.read_text(),
         api.forwarders(),
         Path(__file__).read_text(),
         RELEASE,
@@ -73,7 +82,8 @@ def _build(products: Path, scratch: Path) -> None:
     forwarders = scratch / "forwarders.cpp"
     forwarders.write_text(api.forwarders())
     _link(products / DRIVER, [forwarders])
-    _link(products / NVRTC, [NATIVE / "nvrtc.cpp"], "-ldl")
+    nvrtc = [NATIVE / "nvrtc.cpp", ALLOCATION]
+    _link(products / NVRTC, nvrtc, *RUNTIME_FLAGS, libraries=("-ldl",))
     source = _source()
     (scratch / "names.h").write_text(_names())
     (scratch / "unsupported.cpp").write_text(_unsupported(source))
@@ -91,8 +101,7 @@ def _build(products: Path, scratch: Path) -> None:
         *("-w", f"-I{scratch}", f"-I{NATIVE}", f"-I{python}"),
         *("-idirafter", python.parent),  # Debian keeps machine-specific headers there
         *("-O0", "-I", pyx.parent),
-        products / DRIVER,
-        "-Wl,-rpath,$ORIGIN",
+        libraries=(products / DRIVER, "-Wl,-rpath,$ORIGIN"),
     )
 
 
@@ -158,10 +167,16 @@ def _unsupported(source: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _link(product: Path, sources: list[Path], *more: object) -> None:
-    soname = f"-Wl,-soname,{product.name}"
-    command = [*find_compiler().command, *_FLAGS, f"-isystem{header.folder()}"]
-    _run(*command, "-shared", soname, *sources, *more, "-o", product)
+def _link(product: Path, sources: list[Path], *flags: object, libraries: tuple = ()) -> None:
+    """Compile files, and link a shared library without a C++ library that zig would first build."""
+    compiler = find_compiler()
+    with tempfile.TemporaryDirectory() as scratch:
+        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
+        for source, compiled in zip(sources, objects, strict=True):
+            options = *_FLAGS, f"-isystem{header.folder()}", *flags
+            _run(*compiler.command, *options, "-c", source, "-o", compiled)
+        options = "-shared", *compiler.link_flags, f"-Wl,-soname,{product.name}"
+        _run(*compiler.command, *options, *objects, *libraries, "-o", product)
 
 
 def _run(*command: object) -> None:

@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -29,7 +30,9 @@ std::string text(const char* value) { return value ? value : ""; }
 
 void add(std::string& all, const std::string& part) { all.append(part).push_back('\0'); }
 void add(std::string& all, const std::vector<std::string>& parts, size_t count) {
-  add(all, std::to_string(count));
+  char digits[24];
+  snprintf(digits, sizeof digits, "%zu", count);
+  add(all, digits);
   for (const std::string& part : parts) add(all, part);
 }
 

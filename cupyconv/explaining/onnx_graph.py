@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import import_module
 from itertools import chain
 from math import prod
@@ -305,6 +306,66 @@ def _domain(name: str) -> str:
     return "" if name in OWN_DOMAINS else name
 
 
+@lru_cache(maxsize=1024)
+def _schema(operator: str, domain: str, version: int | None) -> Any:
+    """Return onnx's definition of an operator in a version of its domain; None if it has none."""
+    try:
+        return import_module("onnx").defs.get_schema(operator, version, domain)
+    except Exception:  # onnx's SchemaError, or an invalid version number
+        return None
+
+
+def adopt_versions(model: Any) -> None:
+    """Let functions import the model's versions of operators that compute the same in both.
+
+    onnx expands only calls of functions that import the model's versions.
+    """
+    versions = {_domain(entry.domain): entry.version for entry in model.opset_import}
+    for function in model.functions:
+        for entry in function.opset_import:
+            domain, old = _domain(entry.domain), entry.version
+            new = versions.get(domain, old)
+            nodes = (node for node in _all_nodes(function) if _domain(node.domain) == domain)
+            if new != old and all(_is_same(node, domain, old, new) for node in nodes):
+                entry.version = new
+
+
+def _is_same(node: Any, domain: str, *versions: int) -> bool:
+    """Return whether a node computes the same in both versions, as far as definitions tell."""
+    old, new = (_schema(node.op_type, domain, version) for version in versions)
+    if old is None or new is None:
+        return old is new
+    given = {attribute.name for attribute in node.attribute}
+    words = [
+        {name: (a.type, name in given or str(a.default_value)) for name, a in s.attributes.items()}
+        for s in (old, new)
+    ]
+    added = (new.attributes[name].required for name in words[1].keys() - words[0].keys())
+    inputs = [[each.name for each in schema.inputs[: len(node.input)]] for schema in (old, new)]
+    return (
+        all(words[0][name] == word for name, word in words[1].items() if name in words[0])
+        and given <= words[1].keys()
+        and not any(added)
+        and inputs[0] == inputs[1]
+        and new.min_input <= len(node.input) <= new.max_input
+    )
+
+
+def called_function(model: Any) -> Any:
+    """Return a function that a node of the graph calls; None if there is none."""
+    functions = {_function_key(f.domain, f.name, f): f for f in model.functions}
+    keys = (_function_key(node.domain, node.op_type, node) for node in _all_nodes(model.graph))
+    return next((functions[key] for key in keys if key in functions), None)
+
+
+def _all_nodes(graph: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph or function, those of inner graphs included."""
+    for node in graph.node:
+        yield node
+        for inner in inner_graphs(node):
+            yield from _all_nodes(inner)
+
+
 def inner_graphs(node: Any) -> Iterator[Any]:
     """Yield the graphs inside a node: the branches of an If, the body of a Loop or Scan."""
     return chain.from_iterable(map(_graphs_of, node.attribute))
@@ -408,7 +469,6 @@ class Traversal:
             newest = onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version())
             self._opsets.append(newest)  # the forms of other operators need a version
         self._versions = {_domain(opset.domain): opset.version for opset in self._opsets}
-        self._schemas: dict[tuple[str, str], Any] = {}
         self._marked: dict[str, Stored] = {}
         self._computed: dict[tuple[Any, ...], Stored] = {}
         self._bytes_left = LARGEST_TEXT  # All values that are kept or read share these bytes.
@@ -536,14 +596,8 @@ class Traversal:
     # -- types
 
     def _schema(self, node: Any) -> Any:
-        key = node.op_type, _domain(node.domain)
-        if key not in self._schemas:
-            try:
-                version = self._versions[key[1]]
-                self._schemas[key] = self._onnx.defs.get_schema(node.op_type, version, key[1])
-            except Exception:  # onnx's SchemaError, or an invalid version number
-                self._schemas[key] = None
-        return self._schemas[key]
+        domain = _domain(node.domain)
+        return _schema(node.op_type, domain, self._versions.get(domain))
 
     def infer(self, node: Any, scope: Scope) -> dict[str, Kind]:
         """Return the types of a node's outputs, as far as they are known."""

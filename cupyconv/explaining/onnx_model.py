@@ -17,7 +17,14 @@ from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from cupyconv.errors import ConvError, ConvTypeError, CupyconvError, install_command
+from cupyconv.errors import (
+    ConvError,
+    ConvTypeError,
+    CupyconvError,
+    install_command,
+    shortened,
+    shown,
+)
 from cupyconv.explaining import onnx_graph
 from cupyconv.explaining.onnx_fields import Fields
 from cupyconv.explaining.onnx_file import damaged, other_kind, read_content
@@ -620,12 +627,26 @@ def _inlined(path: str | Path, model: Any) -> Any:
     try:
         onnx_graph.mark_stored_values(model)
         onnx_graph.require_expandable(path, model)
-        return import_module("onnx.inliner").inline_local_functions(model)
+        onnx_graph.adopt_versions(model)
+        expanded = import_module("onnx.inliner").inline_local_functions(model)
+        if (function := onnx_graph.called_function(expanded)) is not None:
+            raise ConvError(
+                "the functions of a model must use its versions of the operators",
+                f"{path} uses {_versions(model)}, and its function {shown(function.name)} "
+                f"uses {_versions(function)}",
+            )
+        return expanded
     except ConvError:
         raise
     except Exception as error:
         why = " ".join(str(error).split())[:160]
         raise damaged(path, f"its functions cannot be expanded ({why})") from None
+
+
+def _versions(message: Any) -> str:
+    """Return the versions of operators that a model or a function imports."""
+    imports = (f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in message.opset_import)
+    return shortened(", ".join(imports))
 
 
 def _require_texts(path: str | Path, model: Any) -> None:

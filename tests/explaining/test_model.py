@@ -424,14 +424,15 @@ def test_file_larger_than_protobuf_allows_is_not_read(tmp_path, monkeypatch, hea
     assert "4 convolutions" in command.said("model", "-", given=whole)
 
 
-def test_convolutions_inside_functions_are_listed(saved):
+@pytest.mark.parametrize("version", [11, 17, 22])
+def test_convolutions_inside_functions_are_listed(saved, version):
     """The model defines a function that passes its attribute on to a Conv."""
     helper = onnx.helper
-    opset = helper.make_opsetid("", 17)
+    opset, own = helper.make_opsetid("", 17), helper.make_opsetid("", version)
     inner = helper.make_node("Conv", ["a", "b"], ["c"], name="inner")
     strides = onnx.AttributeProto(name="strides", ref_attr_name="s", type=onnx.AttributeProto.INTS)
     inner.attribute.append(strides)
-    block = helper.make_function("own", "Block", ["a", "b"], ["c"], [inner], [opset], ["s"])
+    block = helper.make_function("own", "Block", ["a", "b"], ["c"], [inner], [own], ["s"])
     calls = [
         helper.make_node("Block", ["x", "w"], ["h"], domain="own", s=[2, 2]),
         helper.make_node("Block", ["h", "v"], ["y"], domain="own", s=[1, 1]),
@@ -450,6 +451,20 @@ def test_convolutions_inside_functions_are_listed(saved):
         (1, 4, 2, 2),
     ]
     assert found[0].problem.stride == (2, 2)
+
+
+def test_function_must_use_the_models_version_of_a_changed_operator(saved):
+    """From version 13 on, the axes of Squeeze are an input."""
+    helper = onnx.helper
+    squeeze = helper.make_node("Squeeze", ["a"], ["b"], axes=[0])
+    old = helper.make_function("own", "Old", ["a"], ["b"], [squeeze], [helper.make_opsetid("", 11)])
+    call = helper.make_node("Old", ["x"], ["h"], domain="own")
+    layer = node("Conv", ["h", "w"], "c")
+    net = build([call, layer], [value("x", (1, 4, 9, 9))], [weights("w", (4, 4, 3, 3))])
+    net.functions.append(old)
+    net.opset_import.append(helper.make_opsetid("own", 1))
+    text = command.refused("model", saved(net))
+    assert "uses ai.onnx 17, own 1, and its function 'Old' uses ai.onnx 11" in text
 
 
 def test_branches_have_separate_weights(saved):

@@ -139,6 +139,24 @@ def test_overflow_that_depends_on_the_order_passes():
     assert truth.difference("y", np.full_like(nan, np.nan)) == np.inf  # y[2] cannot overflow
 
 
+@pytest.mark.parametrize("operand", [0, 1, 2])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
+def test_infinite_operands_times_padding_pass(dtype, value, operand):
+    problem = ConvProblem((1, 2, 6), (3, 2, 3), padding=1, dtype=dtype)
+    operands = _operands(problem)
+    operands[operand].flat[0] = value
+    truth = Truth(problem, operands)
+    for impl in ("numpy", "reference"):
+        results = compute(problem, operands, impl)
+        assert all(one.passed for one in truth.against_reference(results))
+    assert max(truth.bounds.values()) < 100 * ROUNDOFF[dtype]
+    results.y[0, 2, 5] += 1
+    results.dx[0, 1, 5] = np.inf
+    failed = [one.tensor for one in truth.against_reference(results) if not one.passed]
+    assert failed == ["y", "dx"]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 @pytest.mark.parametrize("factor", [0, 1.01])
 def test_finite_differences_find_errors_that_signs_cancel(factor, dtype):

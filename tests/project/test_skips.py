@@ -77,6 +77,9 @@ def test_thorough():
 """
 
 
+PLUGINS = ("-p", "no:zarr", "-p", "tests.conftest")
+
+
 @pytest.mark.thorough
 def test_parts_and_turns_have_every_case_once(tmp_path):
     (tmp_path / "test_cases.py").write_text(CASES)
@@ -86,7 +89,7 @@ def test_parts_and_turns_have_every_case_once(tmp_path):
         plugin = SimpleNamespace(
             pytest_collection_finish=lambda session: seen.extend(i.nodeid for i in session.items)
         )
-        options = ("-q", "--collect-only", "-p", "tests.conftest", "--rootdir", str(tmp_path))
+        options = ("-q", "--collect-only", *PLUGINS, "--rootdir", str(tmp_path))
         pytest.main([*options, "--part", *part.split(), str(tmp_path)], plugins=[plugin])
         return seen
 
@@ -106,7 +109,7 @@ def test_tests_that_passed_are_left_out_and_others_run(tmp_path):
     package = tmp_path / "package"
     cases = f"def test_one():\n    pass\n\ndef test_two():\n    open({str(package)!r})\n"
     (tmp_path / "test_cases.py").write_text(cases)
-    options = ("-q", "-p", "no:zarr", "-p", "tests.conftest", "--rootdir", tmp_path, tmp_path)
+    options = ("-q", *PLUGINS, "--rootdir", tmp_path, tmp_path)
     program = [sys.executable, "-m", "pytest", *options]
     assert subprocess.run(program, cwd=ROOT).returncode == 1
     package.touch()

@@ -293,9 +293,10 @@ class Truth:
             rounded = expected.astype(arrays.numpy_dtype(self.problem.dtype)).astype(self._wide)
             values = actual.astype(self._wide, copy=False)
             same = (values == rounded) | (np.isnan(values) & np.isnan(rounded))
-            same |= ~np.isfinite(values) & (largest < magnitude) & (magnitude < np.inf)
             finite = np.isfinite(values) & np.isfinite(rounded)
-            if not self._operands_are_finite:
+            if self._operands_are_finite:
+                same |= ~np.isfinite(values) & (largest < magnitude)
+            else:
                 infinite = ~np.isfinite(values) & ~np.isfinite(rounded)
                 same |= np.isnan(values) | (infinite & self.problem.is_complex)
             differences = np.where(finite, np.abs(values - expected), np.where(same, 0.0, np.inf))
@@ -354,7 +355,7 @@ class Truth:
         directions = generator.standard_normal(gradient.shape)
         if self.problem.is_complex:
             directions = directions + 1j * generator.standard_normal(gradient.shape)
-        if not self._finite or not np.isfinite(gradient).all():
+        if not (self._finite and self._loss_scale < math.inf and np.isfinite(gradient).all()):
             return None
         size = float(np.hypot.reduce(self._scale(name).ravel()))
         slope = self._slope(name, directions, self._step(size))
@@ -412,10 +413,11 @@ class Truth:
         Args:
             size: scale of the slope's rounding error.
         """
-        if not 0 < self._loss_scale < math.inf or not 0 < size < math.inf:
+        loss = max(self._loss_scale, 2.0**-511)  # so that the changed results are normal numbers
+        if loss == math.inf or not 0 < size < math.inf:
             return 1.0
-        power = round(math.log2(self._loss_scale) - math.log2(size))
-        return 2.0 ** min(max(power, -1022), 1023)
+        power = round(math.log2(loss) - math.log2(size))
+        return 2.0 ** min(max(power, -1022), 1022)
 
     @cached_property
     def _loss_scale(self) -> float:
@@ -438,10 +440,10 @@ class Truth:
         bias = np.zeros(self.results.db.shape, self._wide)
         operand = {"dx": x, "dw": w, "db": bias}[name]
         outputs = []
-        for signed in (step, -step):
-            operands = {"dx": x, "dw": w, "db": bias, name: operand + signed * direction}
-            outputs.append(self._layer(*operands.values(), impl=self._forward))
         with np.errstate(all="ignore"):
+            for signed in (step, -step):
+                operands = {"dx": x, "dw": w, "db": bias, name: operand + signed * direction}
+                outputs.append(self._layer(*operands.values(), impl=self._forward))
             return _inner(dy, outputs[0] - outputs[1]) / (2 * step)
 
     # -- the adjoint identity -------------------------------------------------------------------

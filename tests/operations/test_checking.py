@@ -127,6 +127,16 @@ def test_comparisons_do_not_depend_on_scale(dtype, scales, operand):
         assert max(truth.bounds.values()) < 100 * ROUNDOFF[dtype]
 
 
+@pytest.mark.parametrize("scales", [(0, 1e-30, 1e-8), (1e-77, 1e307, 1e-77), (1e154, 1e152, 1e77)])
+def test_float64_near_its_limits_passes(scales):
+    problem = ConvProblem((1, 2, 6), (3, 2, 3), dtype="float64")
+    operands = Operands(*map(np.multiply, _operands(problem), scales))
+    truth, results = Truth(problem, operands), compute(problem, operands, "numpy")
+    slopes = [one.passed for one in truth.against_finite_differences(results, 0)]
+    assert False not in slopes  # None if the loss overflows
+    assert all(one.passed for one in truth.against_reference(results))
+
+
 def test_overflow_that_depends_on_the_order_passes():
     problem = ConvProblem((1, 2, 3), (1, 2, 1), dtype="complex64")
     x = np.array([[[1e30, 1e30j, 1], [-1e30, 1, 1]]], np.complex64)
